@@ -1,0 +1,82 @@
+"""Where a model runs: devices, links and groups of identical nodes. SI units throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator, or one process's share of a CPU.
+
+    `peak_flops` is the dense sheet peak by dtype; what is attained is `gemm_efficiency`
+    (large matrix products) and `memory_efficiency` (memory-bound operators) of it.
+    """
+
+    name: str
+    kind: str  # "cuda", "rocm", "tpu", "cpu", ...
+    memory_bytes: float
+    memory_bytes_per_s: float
+    peak_flops: Mapping[str, float]  # dtype -> FLOP/s
+    gemm_efficiency: float = 0.75
+    memory_efficiency: float = 0.85
+    operator_s: float = 5e-6  # host or launch time of one operator
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A way between devices: seconds a message, bytes a second in one direction of one device."""
+
+    name: str
+    latency_s: float
+    bytes_per_s: float
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Identical nodes; `link` connects the devices of one node."""
+
+    nodes: int
+    devices_per_node: int
+    device: Device
+    link: Link
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the group."""
+        return self.nodes * self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Groups of nodes joined by `network` (bytes per second are of one device's share).
+
+    """
+
+    name: str
+    groups: tuple[NodeGroup, ...]
+    network: Link
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all groups."""
+        return sum(group.num_devices for group in self.groups)
+
+    @property
+    def device(self) -> Device:
+        """The device of a uniform cluster (the first group's)."""
+        return self.groups[0].device
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices of a node of the first group."""
+        return self.groups[0].devices_per_node
+
+    def link(self, ranks: tuple[int, ...] | range) -> Link:
+        """The slowest link that a group of ranks (node-major order) has to cross."""
+        nodes = {rank // self.devices_per_node for rank in ranks}
+        return self.network if len(nodes) > 1 else self.groups[0].link

@@ -1,0 +1,115 @@
+"""What a language model is made of: an embedding, a list of blocks, a head.
+
+Widths are in elements, windows and positions in tokens. Counting (parameters, FLOPs,
+activation bytes) is in `count.py` and `operators.py`; reading is in `hf.py` and `catalogue.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2 2024, sec. 2.1): the low-rank widths."""
+
+    query_rank: int | None  # None: queries are projected directly
+    kv_rank: int
+    nope_dim: int  # per head, without rotary
+    rope_dim: int  # per head, rotary, one shared key
+    value_dim: int  # per head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Grouped-query attention (MHA and MQA are its ends), or latent attention if `latent`."""
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False  # a norm of `head_dim` elements on each query and key head
+    window: int | None = None  # sliding window in tokens; None: full causal
+    latent: Latent | None = None
+
+    @property
+    def query_width(self) -> int:
+        """Elements of all query heads together."""
+        return self.query_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of all key heads together (as many again for the values)."""
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """A dense feed-forward layer: gated (three matrices, SwiGLU) or plain (two)."""
+
+    width: int
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts: `top_k` of `count` routed experts a token, plus shared ones."""
+
+    count: int
+    top_k: int
+    width: int  # of one routed expert
+    shared_width: int = 0  # of all shared experts together
+    gated: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One transformer layer."""
+
+    attention: Attention
+    mlp: Mlp | Experts
+    norms: int = 2  # norms of `hidden` elements in the layer
+    norm_bias: bool = False  # LayerNorm rather than RMSNorm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A decoder-only language model, counted exactly unless `unreliable` says why not.
+
+    `family` is the Hugging Face `model_type`; `unreliable` lists features that the
+    description does not cover, so that a prediction can be marked.
+    """
+
+    name: str
+    family: str
+    hidden: int
+    blocks: tuple[Block, ...]
+    vocab: int
+    tied: bool
+    max_position: int
+    learned_positions: bool = False
+    final_norm_bias: bool = False
+    embedding_norm: bool = False
+    unreliable: tuple[str, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers."""
+        return len(self.blocks)
+
+    @property
+    def query_heads(self) -> int:
+        """Query heads of the first block."""
+        return self.blocks[0].attention.query_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads of the first block."""
+        return self.blocks[0].attention.kv_heads
+
+    @property
+    def experts(self) -> Experts | None:
+        """The first mixture of experts in the model, if there is one."""
+        return next((b.mlp for b in self.blocks if isinstance(b.mlp, Experts)), None)

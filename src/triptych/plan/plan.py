@@ -1,0 +1,186 @@
+"""The decision: how a model is split over devices. A frozen value, written by search or by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A pipeline stage: layers `start` to `stop` (excluded), its degrees, its devices.
+
+    `devices` lists global ranks; empty means "by the plan's rank order".
+    """
+
+    start: int
+    stop: int
+    data: int = 1
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    devices: tuple[int, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers in the stage."""
+        return self.stop - self.start
+
+    @property
+    def num_devices(self) -> int:
+        """Ranks that run the stage. Expert parallelism lives inside data x context."""
+        return self.data * self.tensor * self.context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Bytes and arithmetic: dtypes of storage, gradients, reduction, master weights, moments."""
+
+    parameter: str = "fp32"
+    gradient: str = "fp32"
+    reduction: str = "fp32"
+    master: str = "fp32"
+    moments: str = "fp32"
+
+    @classmethod
+    def mixed(cls) -> Precision:
+        """bf16 parameters and compute over fp32 gradients, master weights and moments."""
+        return cls(parameter="bf16")
+
+    @property
+    def has_master(self) -> bool:
+        """True if master weights are a copy of their own."""
+        return self.master != self.parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Stages x degrees x ZeRO x recomputation x schedule, with every default written out.
+
+    `stages` has one entry per pipeline chunk: pipeline ranks x `chunks` of them, in model order.
+    Most plans are uniform: every stage has the same degrees (`Plan.uniform`).
+    """
+
+    stages: tuple[Stage, ...]
+    version: int = VERSION
+    zero: int = 0
+    hybrid_shard: int = 0  # ranks that share one ZeRO shard set; 0: the whole data axis
+    accumulation: str = "reduce_last"
+    bucket_bytes: int = 32 * 1024 * 1024
+    prefetch: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    microbatch: int = 1
+    recompute: str = "none"
+    sequence_parallel: bool = False
+    offload: str = "none"
+    precision: Precision = field(default_factory=Precision)
+    rank_order: str = "tp-cp-ep-dp-pp"
+    attention: str = "sdpa"
+    compile: bool = False
+    layouts: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def uniform(
+        cls,
+        num_layers: int,
+        *,
+        pp: int = 1,
+        dp: int = 1,
+        tp: int = 1,
+        cp: int = 1,
+        ep: int = 1,
+        chunks: int = 1,
+        layers: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Plan:
+        """The short form: one set of degrees, layers split evenly (or as `layers` says)."""
+        counts = tuple(layers) if layers else even_split(num_layers, pp * chunks)
+        bounds = [sum(counts[:i]) for i in range(len(counts) + 1)]
+        stages = tuple(
+            Stage(start=start, stop=stop, data=dp, tensor=tp, context=cp, expert=ep)
+            for start, stop in zip(bounds, bounds[1:], strict=False)
+        )
+        return cls(stages=stages, chunks=chunks, **settings)
+
+    @property
+    def pp(self) -> int:
+        """Pipeline ranks."""
+        return len(self.stages) // self.chunks
+
+    @property
+    def tp(self) -> int:
+        """Tensor degree of the first stage."""
+        return self.stages[0].tensor
+
+    @property
+    def dp(self) -> int:
+        """Data degree of the first stage."""
+        return self.stages[0].data
+
+    @property
+    def cp(self) -> int:
+        """Context degree of the first stage."""
+        return self.stages[0].context
+
+    @property
+    def ep(self) -> int:
+        """Expert degree of the first stage."""
+        return self.stages[0].expert
+
+    @property
+    def is_uniform(self) -> bool:
+        """True if every stage has the same degrees and devices follow the rank order."""
+        degrees = {(s.data, s.tensor, s.context, s.expert, s.devices) for s in self.stages}
+        return len(degrees) == 1 and not self.stages[0].devices
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole plan."""
+        return sum(stage.num_devices for stage in self.stages[: self.pp])
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that the stages hold together."""
+        return sum(stage.num_layers for stage in self.stages)
+
+    def num_microbatches(self, global_batch: int) -> int:
+        """Micro-batches a step of each pipeline; legality says when this divides."""
+        return global_batch // (self.microbatch * self.dp)
+
+    def with_(self, **changes: Any) -> Plan:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def short(self) -> str:
+        """The degrees in one line: `tp=2,pp=2,dp=1,zero=1,microbatch=1`, non-defaults only."""
+        words = [f"tp={self.tp}", f"pp={self.pp}", f"dp={self.dp}"]
+        words += [f"cp={self.cp}"] if self.cp > 1 else []
+        words += [f"ep={self.ep}"] if self.ep > 1 else []
+        words += [f"zero={self.zero}"] if self.zero else []
+        words += ["sp=1"] if self.sequence_parallel else []
+        words += [f"microbatch={self.microbatch}"]
+        words += [f"schedule={self.schedule}"] if self.pp > 1 else []
+        words += [f"chunks={self.chunks}"] if self.chunks > 1 else []
+        words += [f"recompute={self.recompute}"] if self.recompute != "none" else []
+        words += [f"precision={self.precision.parameter}"]
+        counts = [stage.num_layers for stage in self.stages]
+        if tuple(counts) != even_split(sum(counts), len(counts)):
+            words.append("layers=" + "+".join(map(str, counts)))
+        return ",".join(words)
+
+
+def even_split(total: int, parts: int) -> tuple[int, ...]:
+    """Splits a count as evenly as possible, the larger parts first: (10, 4) -> (3, 3, 2, 2)."""
+    quotient, remainder = divmod(total, parts)
+    return tuple(quotient + (index < remainder) for index in range(parts))
+
+
+def part(total: int, parts: int, index: int) -> tuple[int, int]:
+    """The half-open range of one part of `even_split`."""
+    counts = even_split(total, parts)
+    start = sum(counts[:index])
+    return start, start + counts[index]
