@@ -1,0 +1,1 @@
+"""Pipeline schedules as programs: generated, checked, simulated and drawn; no torch."""
