@@ -1,0 +1,361 @@
+"""Which plans are legal: the one place that knows. Plan, train, search and serve all ask here.
+
+`verify` lists every broken rule at once, each with values that would work. `unrunnable` says
+why a legal plan can be priced but not yet run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triptych.cluster.cluster import Cluster
+from triptych.errors import PlanError, Problem
+from triptych.model.model import Attention, Model
+from triptych.plan.batch import batch_problem
+from triptych.plan.fields import DTYPES, PRECISION, RANK_ORDER, SETTINGS, value_problem
+from triptych.plan.nearby import (
+    Asked,
+    divisors,
+    nearest_multiples,
+    splits_heads,
+    tensor_limit,
+    usable_tensor_degrees,
+    works,
+)
+from triptych.plan.plan import VERSION, Plan, Stage, even_split
+from triptych.plan.workload import Workload
+
+__all__ = [
+    "batch_problem",
+    "require_legal",
+    "unrunnable",
+    "usable_tensor_degrees",
+    "verify",
+]
+
+RUNNABLE_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+RUNNABLE_SCHEDULES = ("gpipe", "1f1b")
+RUNNABLE_DTYPES = ("fp64", "fp32", "bf16")
+LOOPED_SCHEDULES = ("interleaved", "breadth-first")
+
+
+def verify(
+    plan: Plan, model: Model, cluster: Cluster | None = None, workload: Workload | None = None
+) -> list[Problem]:
+    """Every rule that a plan breaks, with values that work; empty for a legal plan.
+
+    Without a cluster the number of devices is not checked, without a workload neither is the
+    batch nor the sequence.
+    """
+    broken = [*_settings(plan)]
+    if not plan.stages or any(_degrees_below_one(plan)) or min(plan.chunks, plan.microbatch) < 1:
+        return [*broken, *_stage_counts(plan)]  # nothing else can be counted
+    asked = Asked(plan=plan, model=model, cluster=cluster, workload=workload)
+    for rule in (_layers, _chunks, _heads, _widths, _experts, _devices, _world, _batch, _sequence):
+        broken += rule(asked)
+    return broken
+
+
+def require_legal(
+    plan: Plan, model: Model, cluster: Cluster | None = None, workload: Workload | None = None
+) -> None:
+    """Returns if the plan is legal. Raises PlanError with every broken rule otherwise."""
+    broken = verify(plan, model, cluster, workload)
+    if broken:
+        raise PlanError(broken)
+
+
+# --- values of settings ------------------------------------------------------------------------
+
+
+def _settings(plan: Plan) -> Iterator[Problem]:
+    if plan.version != VERSION:
+        yield Problem(
+            f"version = {plan.version!r}", "the version of a plan is known", f"version = {VERSION}"
+        )
+    named = [(key, getattr(plan, key), field) for key, field in SETTINGS.items()]
+    named += [
+        (f"precision.{key}", getattr(plan.precision, key), field)
+        for key, field in PRECISION.items()
+    ]
+    for key, value, field in named:
+        problem = value_problem(key, value, field)
+        if problem:
+            yield problem
+    if plan.stages and plan.dp > 0 and plan.hybrid_shard > 0 and plan.dp % plan.hybrid_shard:
+        yield Problem(
+            f"hybrid_shard={plan.hybrid_shard} with dp={plan.dp}",
+            "the ranks that share one ZeRO shard set divide the data axis",
+            "hybrid_shard in " + _list([0, *divisors(plan.dp)]),
+        )
+
+
+def _degrees_below_one(plan: Plan) -> Iterator[bool]:
+    for stage in plan.stages:
+        yield min(stage.data, stage.tensor, stage.context, stage.expert) < 1
+
+
+def _stage_counts(plan: Plan) -> Iterator[Problem]:
+    if not plan.stages:
+        yield Problem("the plan has no stages", "a plan has at least one stage", "pp=1")
+    for index, (stage, is_bad) in enumerate(
+        zip(plan.stages, _degrees_below_one(plan), strict=True)
+    ):
+        if is_bad:
+            yield Problem(
+                f"stage {index} has degrees data={stage.data}, tensor={stage.tensor}, "
+                f"context={stage.context}, expert={stage.expert}",
+                "every degree is a whole number from 1",
+                "1",
+            )
+
+
+# --- stages ------------------------------------------------------------------------------------
+
+
+def _layers(asked: Asked) -> Iterator[Problem]:
+    plan, model = asked.plan, asked.model
+    bounds = [(stage.start, stage.stop) for stage in plan.stages]
+    edges = [0, *(stop for _, stop in bounds)]
+    follows = all(start == edge for (start, _), edge in zip(bounds, edges, strict=False))
+    if follows and edges[-1] == model.num_layers and min(n.num_layers for n in plan.stages) > 0:
+        return
+    stages = len(plan.stages)
+    if stages > model.num_layers:
+        remedy = f"pp x chunks in {_list(range(1, model.num_layers + 1))}"
+    else:
+        remedy = "layers=" + "+".join(map(str, even_split(model.num_layers, stages)))
+    yield Problem(
+        f"the {stages} stages hold layers {', '.join(f'{a}..{b}' for a, b in bounds)} "
+        f"({plan.num_layers} together); {model.name} has {model.num_layers} layers",
+        "stages follow one another from layer 0, none is empty, and no layer is left out",
+        remedy,
+    )
+
+
+def _chunks(asked: Asked) -> Iterator[Problem]:
+    plan = asked.plan
+    if plan.chunks > 1 and plan.schedule not in LOOPED_SCHEDULES:
+        offered = [name for name in LOOPED_SCHEDULES if name in SETTINGS["schedule"].values]
+        yield Problem(
+            f"chunks={plan.chunks} with schedule={plan.schedule}",
+            "several chunks a rank need an interleaved schedule",
+            " or ".join(["chunks=1", *(f"schedule={name}" for name in offered)]),
+        )
+    if len(plan.stages) % plan.chunks:
+        yield Problem(
+            f"{len(plan.stages)} stages with chunks={plan.chunks}",
+            "stages = pipeline ranks x chunks",
+            "chunks in " + _list(divisors(len(plan.stages))),
+        )
+        return
+    for index, stage in enumerate(plan.stages[plan.pp :]):
+        if _place(stage) != _place(plan.stages[index % plan.pp]):
+            yield Problem(
+                f"stage {index + plan.pp} has other degrees or devices than stage "
+                f"{index % plan.pp}, but the same ranks run both",
+                "the chunks of one pipeline rank have the same degrees and devices",
+                f"data={plan.stages[index % plan.pp].data}, "
+                f"tensor={plan.stages[index % plan.pp].tensor} for both",
+            )
+
+
+def _place(stage: Stage) -> tuple[object, ...]:
+    return stage.data, stage.tensor, stage.context, stage.expert, stage.devices
+
+
+# --- tensor and expert parallelism -------------------------------------------------------------
+
+
+def _tensor_degrees(plan: Plan) -> list[int]:
+    return sorted({stage.tensor for stage in plan.stages})
+
+
+def _tensor_remedy(asked: Asked) -> str:
+    limit = asked.cluster.num_devices if asked.cluster else asked.model.query_heads
+    usable = usable_tensor_degrees(asked.model, limit)
+    whole = works(asked, ("tp", "dp"), ("tp", "pp", "dp"), ("tp", "pp", "dp", "microbatch"))
+    if asked.cluster is None:
+        return f"tp in {_list(usable)}"
+    fitting = [t for t in usable if asked.cluster.num_devices % t == 0]
+    text = f"tp in {_list(fitting)} on {asked.cluster.num_devices} devices"
+    return f"{text}; for example {whole}" if whole else text
+
+
+def _heads(asked: Asked) -> Iterator[Problem]:
+    for tensor in _tensor_degrees(asked.plan):
+        for attention in dict.fromkeys(block.attention for block in asked.model.blocks):
+            if not splits_heads(attention, tensor):
+                yield Problem(
+                    f"tp={tensor} for {asked.model.name} with {_head_text(attention)}",
+                    f"tp is at most the {attention.kv_heads} KV heads (shares may be uneven), or a "
+                    "multiple of them by which the query heads of each KV head divide",
+                    _tensor_remedy(asked),
+                )
+
+
+def _head_text(attention: Attention) -> str:
+    return f"{attention.query_heads} query heads and {attention.kv_heads} KV heads"
+
+
+def _widths(asked: Asked) -> Iterator[Problem]:
+    limit = tensor_limit(asked.model)
+    for tensor in _tensor_degrees(asked.plan):
+        if tensor > limit:
+            yield Problem(
+                f"tp={tensor}, but the narrowest of MLP width and vocabulary is {limit}",
+                "every rank holds some of the MLP width and of the vocabulary",
+                _tensor_remedy(asked),
+            )
+
+
+def _experts(asked: Asked) -> Iterator[Problem]:
+    plan, experts = asked.plan, asked.model.experts
+    if all(stage.expert == 1 for stage in plan.stages):
+        return
+    remedy = works(asked, ("ep",), ("ep", "tp", "dp"), ("ep", "tp", "pp", "dp"), most=6)
+    if experts is None:
+        yield Problem(
+            f"ep={plan.ep}, but {asked.model.name} has no experts",
+            "expert parallelism needs a mixture of experts",
+            "ep=1",
+        )
+        return
+    for stage in dict.fromkeys(plan.stages):
+        if experts.count % stage.expert:
+            yield Problem(
+                f"ep={stage.expert} for {experts.count} experts",
+                "ep divides the number of experts",
+                remedy or f"ep in {_list(divisors(experts.count))}",
+            )
+        if (stage.data * stage.context) % stage.expert:
+            yield Problem(
+                f"ep={stage.expert} with dp={stage.data} x cp={stage.context}",
+                "ep divides dp x cp: expert parallelism lives inside them",
+                remedy or f"ep in {_list(divisors(stage.data * stage.context))}",
+            )
+
+
+# --- devices -----------------------------------------------------------------------------------
+
+
+def _devices(asked: Asked) -> Iterator[Problem]:
+    plan = asked.plan
+    listed = [stage.devices for stage in plan.stages[: plan.pp]]
+    if not any(listed):
+        return
+    ranks = [rank for devices in listed for rank in devices]
+    fits = all(len(d) == s.num_devices for d, s in zip(listed, plan.stages, strict=False))
+    if not fits or sorted(ranks) != list(range(plan.world_size)):
+        yield Problem(
+            f"the stages list devices {', '.join(map(str, listed))} for {plan.world_size} ranks",
+            "if devices are listed, each stage lists data x tensor x context of them and each "
+            f"of ranks 0..{plan.world_size - 1} is in one stage",
+            "no `devices` at all: they then follow the rank order",
+        )
+
+
+def _world(asked: Asked) -> Iterator[Problem]:
+    plan, cluster = asked.plan, asked.cluster
+    if cluster is None or plan.world_size == cluster.num_devices:
+        return
+    remedy = works(
+        asked,
+        ("dp",),
+        ("dp", "microbatch"),
+        ("tp", "pp", "dp"),
+        ("tp", "pp", "dp", "microbatch"),
+        ("tp", "pp", "cp", "dp", "microbatch"),
+    )
+    resize = f"or a cluster of {plan.world_size} devices"
+    yield Problem(
+        f"{_equation(plan)} ranks, but cluster '{cluster.name}' has {cluster.num_devices} devices",
+        "tp x pp x cp x dp = devices of the cluster",
+        f"{remedy}; {resize}" if remedy else resize.removeprefix("or "),
+    )
+
+
+def _equation(plan: Plan) -> str:
+    if plan.is_uniform:
+        degrees = f"tp={plan.tp} x pp={plan.pp} x cp={plan.cp} x dp={plan.dp}"
+    else:
+        degrees = " + ".join(f"{s.tensor} x {s.context} x {s.data}" for s in plan.stages[: plan.pp])
+        degrees = f"sum over stages of tensor x context x data: {degrees}"
+    return f"{degrees} = {plan.world_size}"
+
+
+# --- batch and sequence ------------------------------------------------------------------------
+
+
+def _batch(asked: Asked) -> Iterator[Problem]:
+    if asked.workload is None:
+        return
+    for data in sorted({stage.data for stage in asked.plan.stages}):
+        problem = batch_problem(asked.plan, asked.workload.global_batch, data=data)
+        if problem:
+            yield problem
+
+
+def _sequence(asked: Asked) -> Iterator[Problem]:
+    plan, workload = asked.plan, asked.workload
+    if workload is None:
+        return
+    length = workload.sequence_length
+    parts = plan.cp * (plan.tp if plan.sequence_parallel else 1)
+    if length < 1 or length % parts:
+        by = f"cp={plan.cp}" + (f" x tp={plan.tp}" if plan.sequence_parallel else "")
+        lengths = " or ".join(f"sequence length {n}" for n in nearest_multiples(length, parts))
+        off = " or sequence_parallel off" if plan.sequence_parallel and not length % plan.cp else ""
+        yield Problem(
+            f"sequence length {length} over {by}",
+            "context and sequence parallelism divide the sequence evenly",
+            lengths + off,
+        )
+    if asked.model.learned_positions and length > asked.model.max_position:
+        yield Problem(
+            f"sequence length {length} for {asked.model.name}",
+            f"the model has learned positions up to {asked.model.max_position} only",
+            f"sequence length {asked.model.max_position}",
+        )
+
+
+# --- what runs today ---------------------------------------------------------------------------
+
+
+def unrunnable(plan: Plan, model: Model) -> list[str]:
+    """Why a legal plan can be priced but not run today; empty if it runs."""
+    if plan.stages and not plan.is_uniform:
+        return ["stages with degrees or devices of their own", *_unrunnable(plan, model)]
+    return list(_unrunnable(plan, model))
+
+
+def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
+    plain = (
+        (plan.cp > 1, f"context parallelism (cp={plan.cp})"),
+        (plan.ep > 1, f"expert parallelism (ep={plan.ep})"),
+        (plan.zero > 1, f"ZeRO stage {plan.zero}"),
+        (plan.hybrid_shard > 0, f"hybrid sharding (hybrid_shard={plan.hybrid_shard})"),
+        (plan.accumulation != "reduce_last", f"accumulation={plan.accumulation}"),
+        (plan.chunks > 1, f"several chunks a rank (chunks={plan.chunks})"),
+        (plan.schedule not in RUNNABLE_SCHEDULES, f"schedule {plan.schedule}"),
+        (plan.recompute != "none", f"recomputation (recompute={plan.recompute})"),
+        (plan.offload != "none", f"offload={plan.offload}"),
+        (plan.attention != "sdpa", f"attention={plan.attention}"),
+        (plan.compile, "compilation (compile=true)"),
+        (plan.rank_order != RANK_ORDER, f"rank order {plan.rank_order}"),
+        (bool(plan.layouts), "layouts per tensor"),
+        (model.family not in RUNNABLE_FAMILIES, f"model family '{model.family}'"),
+    )
+    yield from (reason for is_used, reason in plain if is_used)
+    for key in PRECISION:
+        dtype = getattr(plan.precision, key)
+        if dtype in DTYPES and dtype not in RUNNABLE_DTYPES:
+            yield f"{key} in {dtype}"
+
+
+def _list(values: list[int] | range, most: int = 16) -> str:
+    """Numbers with commas, the middle left out when there are many."""
+    shown = [str(value) for value in values]
+    if len(shown) > most:
+        shown = [*shown[: most - 1], "...", shown[-1]]
+    return ", ".join(shown)
