@@ -1,0 +1,36 @@
+# `make demo` and `make test` set themselves up: the first one makes .venv and installs into it.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+
+install: $(STAMP)  ## make .venv and install Triptych with everything that runs and tests it
+
+demo: $(STAMP)  ## train, resume on another layout, export and generate, on this machine
+	@PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh
+
+test: $(STAMP)  ## every test but tests/gpu
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(STAMP)  ## write the style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Triptych needs Python 3.11 or newer; try: make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[run,dev]'
+	@touch $(STAMP)
