@@ -1,0 +1,1 @@
+"""What runs: layers, shapes, parameters and FLOPs of a language model."""

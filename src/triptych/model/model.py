@@ -30,6 +30,8 @@ class Attention:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False  # a norm of `head_dim` elements on each query and key head
+    rotary: bool = True  # positions enter by rotating queries and keys
+    sinks: bool = False  # one learned logit per query head (GPT-OSS)
     window: int | None = None  # sliding window in tokens; None: full causal
     latent: Latent | None = None
 
@@ -62,11 +64,16 @@ class Experts:
     width: int  # of one routed expert
     shared_width: int = 0  # of all shared experts together
     gated: bool = True
+    bias: bool = False  # on the router and on every routed expert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One transformer layer."""
+    """One transformer layer.
+
+    `norms` is 1 where attention and MLP share one (Falcon-7B), 4 where both also have one on
+    their output (Gemma 2 and 3).
+    """
 
     attention: Attention
     mlp: Mlp | Experts
@@ -90,8 +97,10 @@ class Model:
     tied: bool
     max_position: int
     learned_positions: bool = False
+    position_offset: int = 0  # rows of the position table before position 0 (OPT: 2)
     final_norm_bias: bool = False
     embedding_norm: bool = False
+    dropout: bool = False  # both residual branches end in dropout: one mask byte an element
     unreliable: tuple[str, ...] = ()
 
     @property

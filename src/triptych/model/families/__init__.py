@@ -1,0 +1,1 @@
+"""How each model family spells its configuration."""

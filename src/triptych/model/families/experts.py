@@ -1,0 +1,139 @@
+"""Families with experts: Mixtral, Qwen 3 MoE, GPT-OSS, and DeepSeek's with latent attention."""
+
+from __future__ import annotations
+
+from triptych.model.families.trunk import (
+    assemble,
+    grouped,
+    layer_windows,
+    read_trunk,
+    with_windows,
+)
+from triptych.model.keys import ConfigKeys
+from triptych.model.model import Attention, Block, Experts, Latent, Mlp, Model
+
+
+def mixtral(keys: ConfigKeys) -> Model:
+    """Mixtral: every layer has experts of `intermediate_size`."""
+    trunk = read_trunk(keys)
+    experts = Experts(
+        count=keys.count("num_local_experts", "num_experts", default=8),
+        top_k=keys.count("num_experts_per_tok", default=2),
+        width=keys.count("intermediate_size"),
+    )
+    attention = grouped(keys, trunk, kv_heads=8, window=keys.optional_count("sliding_window"))
+    block = Block(attention=attention, mlp=experts)
+    return assemble(keys, trunk, [block] * trunk.layers, positions=131072)
+
+
+def qwen3_moe(keys: ConfigKeys) -> Model:
+    """Qwen 3 with experts in every `decoder_sparse_step`-th layer not in `mlp_only_layers`."""
+    trunk = read_trunk(keys)
+    bias = keys.flag("attention_bias")
+    window = keys.optional_count("sliding_window", default=4096)
+    attention = grouped(
+        keys,
+        trunk,
+        kv_heads=4,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=True,
+        window=window if keys.flag("use_sliding_window") else None,
+    )
+    experts = Experts(
+        count=keys.count("num_experts", "num_local_experts", default=128),
+        top_k=keys.count("num_experts_per_tok", default=8),
+        width=keys.count("moe_intermediate_size", default=768),
+    )
+    step = keys.count("decoder_sparse_step", default=1)
+    dense_layers = set(keys.layer_indices("mlp_only_layers"))
+    dense = Mlp(width=keys.count("intermediate_size"))
+    blocks = [
+        Block(
+            attention=attention,
+            mlp=dense if index in dense_layers or (index + 1) % step else experts,
+        )
+        for index in range(trunk.layers)
+    ]
+    return assemble(keys, trunk, blocks, positions=32768)
+
+
+def gpt_oss(keys: ConfigKeys) -> Model:
+    """GPT-OSS: biases everywhere, one sink logit a head, every other layer windowed."""
+    trunk = read_trunk(keys)
+    bias = keys.flag("attention_bias", True)
+    attention = grouped(
+        keys, trunk, kv_heads=8, head_dim=64, qkv_bias=bias, out_bias=bias, sinks=True
+    )
+    window = keys.optional_count("sliding_window", default=128)
+    windows = layer_windows(keys, trunk, window, lambda index: index % 2 == 0)
+    experts = Experts(
+        count=keys.count("num_local_experts", "num_experts", default=128),
+        top_k=keys.count("num_experts_per_tok", "experts_per_token", default=4),
+        width=keys.count("intermediate_size"),
+        bias=True,
+    )
+    blocks = [Block(attention=layer, mlp=experts) for layer in with_windows(attention, windows)]
+    return assemble(keys, trunk, blocks, positions=131072)
+
+
+def deepseek_v2(keys: ConfigKeys) -> Model:
+    """DeepSeek-V2 and V2-Lite; `q_lora_rank: null` means that queries are projected directly."""
+    top_k = keys.count("num_experts_per_tok")
+    return _deepseek(keys, top_k=top_k, counts=(64, 2), width=1407, dense_layers=0, positions=2048)
+
+
+def deepseek_v3(keys: ConfigKeys) -> Model:
+    """DeepSeek-V3 without its multi-token-prediction module, which is no part of the decoder.
+
+    The router's correction bias is a buffer, not a parameter.
+    """
+    top_k = keys.count("num_experts_per_tok", default=8)
+    return _deepseek(keys, top_k=top_k, counts=(256, 1), width=2048, dense_layers=3, positions=4096)
+
+
+def _deepseek(
+    keys: ConfigKeys,
+    *,
+    top_k: int,
+    counts: tuple[int, int],
+    width: int,
+    dense_layers: int,
+    positions: int,
+) -> Model:
+    """`counts` (routed, shared experts), expert `width` and the rest are the family's defaults."""
+    trunk = read_trunk(keys)
+    expert_width = keys.count("moe_intermediate_size", default=width)
+    shared = keys.count("n_shared_experts", default=counts[1], minimum=0)
+    experts = Experts(
+        count=keys.count("n_routed_experts", "num_experts", default=counts[0]),
+        top_k=top_k,
+        width=expert_width,
+        shared_width=shared * expert_width,
+    )
+    dense = Mlp(width=keys.count("intermediate_size"))
+    first = keys.count("first_k_dense_replace", default=dense_layers, minimum=0)
+    attention = _latent_attention(keys, trunk.heads)
+    blocks = [
+        Block(attention=attention, mlp=dense if index < first else experts)
+        for index in range(trunk.layers)
+    ]
+    unreliable = tuple(
+        f"{key} is set: the biases are not counted"
+        for key in ("attention_bias", "mlp_bias")
+        if keys.flag(key)
+    )
+    return assemble(keys, trunk, blocks, positions=positions, unreliable=unreliable)
+
+
+def _latent_attention(keys: ConfigKeys, heads: int) -> Attention:
+    """Latent attention; the cache holds one latent, the attention works on `heads` of each."""
+    latent = Latent(
+        query_rank=keys.optional_count("q_lora_rank", default=1536),
+        kv_rank=keys.count("kv_lora_rank", default=512),
+        nope_dim=keys.count("qk_nope_head_dim", default=128),
+        rope_dim=keys.count("qk_rope_head_dim", default=64),
+        value_dim=keys.count("v_head_dim", default=128),
+    )
+    head_dim = latent.nope_dim + latent.rope_dim
+    return Attention(query_heads=heads, kv_heads=heads, head_dim=head_dim, latent=latent)
