@@ -1,0 +1,1 @@
+"""Checkpoints in one logical form: saved under any plan, loaded under any other."""

@@ -1,0 +1,112 @@
+"""A Hugging Face model directory as a source of weights: the same reader, another index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from triptych.checkpoint.index import Index, Logical, Part, plain_name
+from triptych.checkpoint.read import fill
+from triptych.checkpoint.safe import Reader
+from triptych.checkpoint.together import Ranks
+from triptych.errors import CheckpointError, Problem
+from triptych.runtime.shard import Shard
+
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+_HEAD = ("weight", "lm_head.weight")
+_RECOMPUTED = "rotary_emb.inv_freq"  # a buffer that old releases stored
+
+
+def load_hf(
+    directory: Path, shards: Sequence[Shard], group: dist.ProcessGroup | None = None
+) -> None:
+    """Every weight and master shard has the directory's values; other shards are left alone.
+
+    Collective over `group`; each rank reads only its slices. A head that is stored although the
+    model ties it to the embedding is ignored.
+
+    Raises:
+        CheckpointError: no safetensors weights; tensors missing, unknown or of another shape, all
+            named. The same on all ranks; then no tensor has changed.
+
+    """
+    ranks = Ranks(group)
+    index = ranks.on_first(lambda: hf_parts(directory))
+    weights = [shard for shard in shards if shard.kind in ("weight", "master")]
+    fill(directory, index, weights, ranks, optional=[_HEAD] if _may_tie(directory) else [])
+
+
+def hf_parts(directory: Path) -> Index:
+    """The tensors of a Hugging Face directory (one file or several), each as one whole part."""
+    tensors: dict[tuple[str, str], Logical] = {}
+    parts: list[Part] = []
+    with Reader(directory) as reader:
+        for file, promised in weight_files(directory).items():
+            found = dict(reader.tensors(file))
+            if promised is not None:
+                _require_promised(directory / file, promised, found)
+            for name, tensor in found.items():
+                if not name.endswith(_RECOMPUTED):
+                    tensors["weight", name] = tensor
+                    box = tuple((0, size) for size in tensor.shape)
+                    parts.append(Part(file, name, "weight", name, box))
+    return Index.of(0, tensors, parts, {})
+
+
+def weight_files(directory: Path) -> dict[str, list[str] | None]:
+    """The safetensors files of a directory, and what its index promises in each (None: no index).
+
+    Raises CheckpointError if there are none; pickled weights are refused by name.
+    """
+    if (directory / WEIGHTS).is_file():
+        return {WEIGHTS: None}
+    if (directory / WEIGHTS_INDEX).is_file():
+        return dict(_weight_map(directory / WEIGHTS_INDEX))
+    pickled = sorted(p.name for p in directory.glob("*.bin")) if directory.is_dir() else []
+    if pickled:
+        rule = "weights are read from safetensors only: unpickling a file runs code that is in it"
+        works = "load and save_pretrained() it once with transformers, which writes safetensors"
+        raise CheckpointError(Problem(f"{directory} has its weights in {pickled[0]}", rule, works))
+    works = f"a folder with {WEIGHTS} or {WEIGHTS_INDEX}"
+    raise CheckpointError(Problem(f"{directory} holds no weights", works=works))
+
+
+def _weight_map(path: Path) -> dict[str, list[str]]:
+    files: dict[str, list[str]] = {}
+    try:
+        for name, file in json.loads(path.read_text(encoding="utf-8"))["weight_map"].items():
+            files.setdefault(plain_name(file), []).append(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}") from error
+    missing = sorted(file for file in files if not (path.parent / file).is_file())
+    if missing:
+        raise CheckpointError([Problem(f"{path.parent / file} is missing") for file in missing])
+    return files
+
+
+def _require_promised(path: Path, promised: Sequence[str], found: Mapping[str, Logical]) -> None:
+    absent = [name for name in promised if name not in found]
+    if absent:
+        raise CheckpointError(f"{path} lacks {', '.join(absent)}, which {WEIGHTS_INDEX} promises")
+
+
+def _may_tie(directory: Path) -> bool:
+    """True unless the config says that the head is a matrix of its own."""
+    return read_config(directory).get("tie_word_embeddings") is not False
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The model's config.json; raises CheckpointError if it is missing or not JSON."""
+    path = directory / CONFIG
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
