@@ -1,0 +1,243 @@
+"""The one layer between Triptych and `torch.distributed`: a communicator per mesh axis.
+
+It knows its axis, counts calls, bytes and seconds, holds every buffer until its wait, and hides
+what differs between back ends and torch releases:
+
+* gloo's reduce-scatter moves all-reduce bytes; an all-to-all plus a local sum moves half of them
+  and is several times faster, so that is what runs there. NCCL uses its own.
+* gloo's all-reduce over more than two ranks is beaten by reduce-scatter + all-gather.
+* torch 2.13 renames `reduce_scatter_tensor` and `all_gather_into_tensor`.
+
+`wait()` means "the result may be used by what is issued next", never "the host may go on as if it
+were done": that is all that NCCL promises. Under strict mode (`strict.py`) the tests see that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_all_gather: Callable[..., Any] = getattr(
+    dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None)
+)
+_reduce_scatter: Callable[..., Any] = getattr(
+    dist, "reduce_scatter_single", getattr(dist, "reduce_scatter_tensor", None)
+)
+
+_TWO_STEP_ELEMENTS = 1 << 15
+"""On gloo with more than two ranks, all-reduces from this size on run as two steps."""
+
+
+@dataclass(slots=True)
+class Count:
+    """What one axis has sent since the last reset: by this rank, in calls, bytes, seconds waited."""
+
+    calls: int = 0
+    bytes_sent: int = 0
+    wait_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Calls, bytes and seconds by mesh axis."""
+
+    by_axis: dict[str, Count] = field(default_factory=dict)
+
+    def axis(self, name: str) -> Count:
+        """The count of one axis, made on first use."""
+        return self.by_axis.setdefault(name, Count())
+
+    def reset(self) -> None:
+        """Starts counting anew (once a step)."""
+        for count in self.by_axis.values():
+            count.calls, count.bytes_sent, count.wait_s = 0, 0, 0.0
+
+
+class Pending:
+    """A communication under way. Buffers stay referenced until `wait`, which returns the result."""
+
+    __slots__ = ("_buffers", "_count", "_finish", "_result", "_works")
+
+    def __init__(
+        self,
+        works: Sequence[Any],
+        result: torch.Tensor,
+        count: Count,
+        finish: Callable[[], None] | None = None,
+        buffers: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self._works: Sequence[Any] | None = works
+        self._result = result
+        self._count = count
+        self._finish = finish
+        self._buffers: Sequence[torch.Tensor] = buffers
+
+    def wait(self) -> torch.Tensor:
+        """Orders what follows after the communication and returns its result."""
+        if self._works is not None:
+            began_s = time.perf_counter()
+            for work in self._works:
+                if work is not None:
+                    work.wait()
+            self._works = None
+            if self._finish is not None:
+                self._finish()
+            self._buffers = ()
+            self._count.wait_s += time.perf_counter() - began_s
+        return self._result
+
+
+class Communicator:
+    """The collectives of one process group along one mesh axis. A group of one moves nothing.
+
+    Args:
+        axis: name under which bytes are counted (tensor, data, pipeline, ...).
+        ranks: global ranks of the group, in axis order.
+        index: this rank's place among them.
+        group: the process group; None only for a group of one.
+    """
+
+    def __init__(
+        self,
+        axis: str,
+        ranks: Sequence[int],
+        index: int,
+        group: dist.ProcessGroup | None,
+        counters: Counters,
+    ) -> None:
+        self.axis = axis
+        self.ranks = tuple(ranks)
+        self.index = index
+        self.size = len(self.ranks)
+        self._group = group
+        self._count = counters.axis(axis)
+        self._is_gloo = group is not None and not torch.cuda.is_available()
+
+    # ---- collectives -------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: torch.Tensor, maximum: bool = False) -> torch.Tensor:
+        """Sums (or takes the maximum of) `tensor` over the group, in place.
+
+        Cost: 2 (n-1)/n of its bytes sent per rank.
+        """
+        return self.start_all_reduce(tensor, maximum).wait()
+
+    def start_all_reduce(self, tensor: torch.Tensor, maximum: bool = False) -> Pending:
+        """As `all_reduce`, under way until `wait`."""
+        if self.size == 1:
+            return self._done(tensor)
+        if self._in_two_steps(tensor, maximum):
+            return self._start_two_step_all_reduce(tensor)
+        self._counted(2 * (self.size - 1) / self.size * tensor.nbytes)
+        op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+        return self._pending([self._launch_all_reduce(tensor, op)], tensor)
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's 1/n of the sum of `tensor` over the group (along dimension 0).
+
+        Cost: (n-1)/n of its bytes sent per rank.
+        """
+        return self.start_reduce_scatter(tensor).wait()
+
+    def start_reduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor | None = None
+    ) -> Pending:
+        """As `reduce_scatter`, under way until `wait`; into `out` if given (it may be a view
+        of this rank's own part of `tensor`).
+        """
+        if self.size == 1:
+            return self._done(tensor)
+        self._counted((self.size - 1) / self.size * tensor.nbytes)
+        parts = tensor.view(self.size, tensor.shape[0] // self.size, *tensor.shape[1:])
+        result = torch.empty_like(parts[self.index]) if out is None else out
+        if not self._is_gloo:
+            work = _reduce_scatter(result, tensor, group=self._group, async_op=True)
+            return self._pending([work], result, buffers=[tensor])
+        received = torch.empty_like(parts)
+        work = self._launch_all_to_all(received, parts)
+
+        def add_up() -> None:
+            torch.sum(received, dim=0, out=result)
+
+        return self._pending([work], result, add_up, [received, tensor])
+
+    def all_gather(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The group's tensors, one after the other along dimension 0.
+
+        Cost: (n-1)/n of the result's bytes sent per rank.
+        """
+        return self.start_all_gather(tensor, out).wait()
+
+    def start_all_gather(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> Pending:
+        """As `all_gather`, under way until `wait`; `out` may contain `tensor` at its place."""
+        if self.size == 1:
+            return self._done(tensor)
+        if out is None:
+            out = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
+        self._counted((self.size - 1) / self.size * out.nbytes)
+        return self._pending([self._launch_all_gather(out, tensor)], out, buffers=[tensor])
+
+    # ---- point to point ----------------------------------------------------------------------
+
+    def start_send(self, tensor: torch.Tensor, to: int) -> Pending:
+        """Sends to the group member with index `to`; `tensor` must not change until the wait."""
+        self._counted(tensor.nbytes)
+        return self._pending([self._launch_send(tensor, self.ranks[to])], tensor)
+
+    def start_receive(self, out: torch.Tensor, source: int) -> Pending:
+        """Receives into `out` from the group member with index `source`."""
+        return self._pending([self._launch_receive(out, self.ranks[source])], out)
+
+    # ---- what strict mode replaces -----------------------------------------------------------
+
+    def _launch_all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
+        return dist.all_reduce(tensor, op=op, group=self._group, async_op=True)
+
+    def _launch_all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Any:
+        return _all_gather(out, tensor, group=self._group, async_op=True)
+
+    def _launch_all_to_all(self, out: torch.Tensor, tensor: torch.Tensor) -> Any:
+        return dist.all_to_all_single(out, tensor, group=self._group, async_op=True)
+
+    def _launch_send(self, tensor: torch.Tensor, rank: int) -> Any:
+        return dist.isend(tensor, rank, group=self._group)
+
+    def _launch_receive(self, out: torch.Tensor, rank: int) -> Any:
+        return dist.irecv(out, rank, group=self._group)
+
+    # ---- helpers -----------------------------------------------------------------------------
+
+    def _in_two_steps(self, tensor: torch.Tensor, maximum: bool) -> bool:
+        fits = tensor.numel() >= _TWO_STEP_ELEMENTS and tensor.numel() % self.size == 0
+        return self._is_gloo and self.size > 2 and not maximum and fits and tensor.is_contiguous()
+
+    def _start_two_step_all_reduce(self, tensor: torch.Tensor) -> Pending:
+        flat = tensor.view(-1)
+        mine = flat.view(self.size, -1)[self.index]
+        scattered = self.start_reduce_scatter(flat, out=mine)
+
+        def gather() -> None:
+            self.all_gather(scattered.wait(), out=flat)
+
+        return self._pending([], tensor, gather)
+
+    def _counted(self, sent_bytes: float) -> None:
+        self._count.calls += 1
+        self._count.bytes_sent += round(sent_bytes)
+
+    def _pending(
+        self,
+        works: Sequence[Any],
+        result: torch.Tensor,
+        finish: Callable[[], None] | None = None,
+        buffers: Sequence[torch.Tensor] = (),
+    ) -> Pending:
+        return Pending(works, result, self._count, finish, buffers)
+
+    def _done(self, tensor: torch.Tensor) -> Pending:
+        return Pending((), tensor, self._count)

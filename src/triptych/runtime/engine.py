@@ -1,0 +1,267 @@
+"""One rank of a training run: the modules, buckets, optimizer and program of a plan.
+
+The life of a step: count trained tokens over the data axis (the loss is their mean over the global
+batch, whatever the layout); run the pipeline program, buckets reducing behind the last backward;
+end the reductions; gradient norm; clipped update; gather of updated values under ZeRO-1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from triptych.model.hf import from_config
+from triptych.model.model import Model
+from triptych.plan.plan import Plan
+from triptych.runtime.build.slots import collect_slots, fill_initial
+from triptych.runtime.build.stage import StageModule
+from triptych.runtime.build.wide import widen_norms
+from triptych.runtime.build.zoo import skeleton
+from triptych.runtime.data.buckets import GradientBuckets
+from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
+from triptych.runtime.mesh import Mesh
+from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
+from triptych.runtime.precision import torch_dtype
+from triptych.runtime.record import Recorder
+from triptych.runtime.shard import Shard
+from triptych.runtime.tensor.loss import IGNORED
+from triptych.schedule.action import Action, Kind
+from triptych.schedule.generate import build_program
+from triptych.schedule.passes import with_communication
+from triptych.schedule.timeline import Span, Timeline
+
+__all__ = ["Engine", "MicroBatch", "OptimizerSettings", "StepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gives back; `loss` and `grad_norm` are read from the device when asked for."""
+
+    scalars: torch.Tensor
+    tokens: int
+    time_s: dict[str, float]
+    bytes_sent: dict[str, int]
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy over all trained tokens of the global batch."""
+        return float(self.scalars[0])
+
+    @property
+    def grad_norm(self) -> float:
+        """Global gradient norm before clipping; each parameter counts once."""
+        return float(self.scalars[1].sqrt())
+
+
+class Engine:
+    """A rank's share of a model under a plan, ready to train."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        model: Model,
+        mesh: Mesh,
+        stage: StageModule,
+        buckets: GradientBuckets,
+        optimizer: ShardedAdamW,
+    ) -> None:
+        self.plan, self.model, self.mesh = plan, model, mesh
+        self.stage, self.buckets, self.optimizer = stage, buckets, optimizer
+        self._split = plan.tp if plan.sequence_parallel else 1
+        self._recorder = Recorder(mesh.device)
+        self._interpreter = Interpreter(
+            stage,
+            forward=mesh.forward,
+            backward=mesh.backward,
+            recorder=self._recorder,
+            dtype=torch_dtype(plan.precision.parameter),
+            hidden=model.hidden,
+            sequence_split=self._split,
+        )
+
+    @classmethod
+    def build(
+        cls,
+        plan: Plan,
+        config: Mapping[str, Any],
+        mesh: Mesh,
+        *,
+        seed: int = 0,
+        optimizer: OptimizerSettings | None = None,
+    ) -> Engine:
+        """Makes this rank's engine from a Hugging Face configuration, weights drawn from `seed`.
+
+        Raises ModelError for a family outside the allow-list.
+        """
+        model = from_config(config, name=str(config.get("_name_or_path") or "model"))
+        causal_lm = skeleton(config)
+        if plan.precision.parameter == "fp64":
+            widen_norms(causal_lm)
+        stage = StageModule(causal_lm, model, plan, mesh)
+        slots = collect_slots(stage, model, plan, mesh)
+        buckets = GradientBuckets(
+            slots,
+            data=mesh.data,
+            zero=plan.zero,
+            bucket_bytes=plan.bucket_bytes,
+            values=torch_dtype(plan.precision.parameter),
+            gradients=torch_dtype(plan.precision.gradient),
+            device=mesh.device,
+        )
+        stage.to_device(mesh.device)
+        std = float(getattr(causal_lm.config, "initializer_range", 0.02))
+        fill_initial(slots, seed=seed, std=std)
+        sharded = ShardedAdamW(buckets, plan, optimizer or OptimizerSettings())
+        return cls(
+            plan=plan, model=model, mesh=mesh, stage=stage, buckets=buckets, optimizer=sharded
+        )
+
+    # ---- a step ------------------------------------------------------------------------------
+
+    def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
+        """One optimizer step on this replica's micro-batches; collective over all ranks.
+
+        Ranks that differ only in tensor or pipeline coordinates pass the same micro-batches.
+        """
+        self.mesh.counters.reset()
+        self._recorder.begin()
+        loss, tokens = self.gradients(microbatches)
+        with self._recorder.span("optimizer"):
+            squared = self.optimizer.squared_norm(self.mesh.coordinates.dp)
+            scalars = self.mesh.world.all_reduce(torch.stack((loss, squared)))
+            self.optimizer.step(learning_rate, scalars[1].sqrt())
+        return StepResult(scalars, tokens, self._times(), self._bytes())
+
+    def gradients(self, microbatches: Sequence[MicroBatch]) -> tuple[torch.Tensor, int]:
+        """Leaves global gradients in the buckets; this rank's part of the loss, and the tokens.
+
+        The parts of the loss add up over all ranks.
+        """
+        prepared = [self._prepare(microbatch) for microbatch in microbatches]
+        tokens = self._count_tokens(prepared)
+        self.stage.train()
+        self.buckets.begin_step()
+        losses = self._interpreter.run(
+            self._actions(len(prepared)),
+            prepared,
+            1.0 / max(tokens, 1),
+            self.buckets.begin_last_backward,
+        )
+        with self._recorder.span("data_comm"):
+            self.buckets.finish()
+        return self._owned_loss(losses), tokens
+
+    def evaluate(self, microbatches: Sequence[MicroBatch]) -> tuple[float, int]:
+        """Summed loss and trained tokens over all replicas' micro-batches, without gradients.
+
+        Replicas may pass different numbers of micro-batches, none included.
+        """
+        prepared = [self._prepare(microbatch) for microbatch in microbatches]
+        tokens = self._count_tokens(prepared)
+        self.stage.eval()
+        loss = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        if prepared:
+            actions = [a for a in self._actions(len(prepared)) if a.kind in _FORWARD]
+            with torch.no_grad():
+                loss = self._owned_loss(self._interpreter.run(actions, prepared, 1.0))
+        return float(self.mesh.world.all_reduce(loss)), tokens
+
+    def _prepare(self, microbatch: MicroBatch) -> MicroBatch:
+        """On the device, padded so that the sequence divides over the tensor ranks."""
+        device, short = self.mesh.device, -microbatch.input_ids.shape[1] % self._split
+        ids = microbatch.input_ids.to(device, non_blocking=True)
+        labels = microbatch.labels.to(device, non_blocking=True)
+        if short:
+            ids = torch.nn.functional.pad(ids, (0, short), value=0)
+            labels = torch.nn.functional.pad(labels, (0, short), value=IGNORED)
+        return MicroBatch(ids, labels)
+
+    def _count_tokens(self, microbatches: Sequence[MicroBatch]) -> int:
+        count = sum(int((m.labels != IGNORED).sum()) for m in microbatches)
+        total = torch.tensor([count], dtype=torch.int64, device=self.mesh.device)
+        return int(self.mesh.data.all_reduce(total))
+
+    def _actions(self, num_microbatches: int) -> tuple[Action, ...]:
+        program = build_program(self.plan.schedule, self.plan.pp, num_microbatches)
+        return with_communication(program).actions[self.mesh.coordinates.pp]
+
+    def _owned_loss(self, losses: torch.Tensor | None) -> torch.Tensor:
+        """The loss on one tensor rank of the last stage, zero elsewhere: parts that add up."""
+        if losses is None or self.mesh.coordinates.tp > 0:
+            return torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        return losses.double().sum()
+
+    # ---- what others see ---------------------------------------------------------------------
+
+    def shards(self) -> list[Shard]:
+        """Everything that a checkpoint holds of this rank: weights, moments, master weights."""
+        first = self.mesh.coordinates.dp == 0
+        weights = [
+            Shard(
+                kind="weight",
+                name=slot.name,
+                shape=slot.shape,
+                box=slot.box,
+                tensor=slot.value,
+                saved=first and slot.counted,
+            )
+            for slot in self.buckets.slots
+        ]
+        return weights + self.optimizer.shards(self.mesh.coordinates.dp)
+
+    def after_load(self, step: int) -> None:
+        """Takes what was loaded into the shards as the state after `step` steps."""
+        self.optimizer.after_load(step)
+
+    def timeline(self) -> Timeline:
+        """The last step's spans of all pipeline ranks of replica 0; collective over all ranks.
+
+        On ranks other than 0 it holds this rank's spans only.
+        """
+        mine = (self._recorder.origin_s, self._recorder.marks())
+        at = self.mesh.coordinates
+        shown = at.tp == at.cp == at.dp == 0
+        gathered: list[Any] = [None] * self.mesh.world.size
+        if self.mesh.world.size > 1:
+            dist.all_gather_object(gathered, (at.pp, *mine) if shown else None)
+        else:
+            gathered = [(at.pp, *mine)]
+        rows = [row for row in gathered if row is not None]
+        origin_s = min(begun_s for _, begun_s, _ in rows)
+        spans = [
+            Span(rank, m.label, m.start_s + begun_s - origin_s, m.end_s + begun_s - origin_s)
+            for rank, begun_s, marks in rows
+            for m in marks
+        ]
+        return Timeline(spans=tuple(spans), num_ranks=self.plan.pp)
+
+    def _times(self) -> dict[str, float]:
+        """Seconds of the step on this rank by term; on CUDA only what the host waited for."""
+        waited = {f"{axis}_comm": c.wait_s for axis, c in self.mesh.counters.by_axis.items()}
+        if self.mesh.device.type == "cuda":
+            return waited
+        marks = self._recorder.marks()
+        end_s = max((m.end_s for m in marks), default=0.0)
+        compute_s = sum(m.end_s - m.start_s for m in marks if _is_compute(m.label))
+        optimizer_s = sum(m.end_s - m.start_s for m in marks if m.label == "optimizer")
+        tensor_s = waited.get("tensor_comm", 0.0)
+        return waited | {
+            "compute": max(0.0, compute_s - tensor_s),
+            "optimizer": optimizer_s,
+            "step": end_s,
+        }
+
+    def _bytes(self) -> dict[str, int]:
+        return {axis: c.bytes_sent for axis, c in self.mesh.counters.by_axis.items()}
+
+
+_FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})
+
+
+def _is_compute(label: str) -> bool:
+    return label[:1].isdigit()

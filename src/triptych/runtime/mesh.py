@@ -1,0 +1,119 @@
+"""The ranks of a plan as a mesh, and this rank's communicators along its axes.
+
+Axes: tensor (tp), data (dp), pipeline (pp). Beside them stand the groups that a step needs:
+
+* `forward` and `backward`: one group each for activations and their gradients, so that the two
+  directions never wait for one another;
+* `tie`: first and last stage, which both hold a tied embedding;
+* `copies`: tensor ranks that hold the same KV head when there are more ranks than KV heads;
+* `norm`: the ranks whose parts of the gradient add up to the whole.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from triptych.plan.plan import Plan
+from triptych.plan.ranks import Coordinates, axis_groups, coordinates
+from triptych.runtime.comm import Communicator, Counters
+from triptych.runtime.strict import StrictCommunicator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """This rank's place in a plan and its communicators."""
+
+    plan: Plan
+    rank: int
+    coordinates: Coordinates
+    device: torch.device
+    counters: Counters
+    tensor: Communicator
+    data: Communicator
+    forward: Communicator
+    backward: Communicator
+    tie: Communicator
+    copies: Communicator
+    norm: Communicator
+    world: Communicator
+
+    @classmethod
+    def create(
+        cls,
+        plan: Plan,
+        *,
+        kv_heads: int | None = None,
+        timeout_s: float = 600.0,
+        strict: bool = False,
+    ) -> Mesh:
+        """Builds every process group of a plan; all ranks must call it at the same point.
+
+        `kv_heads` is needed when the plan has more tensor ranks than the model has KV heads.
+        Without an initialised process group the plan must have one rank.
+        """
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        if world != plan.world_size:
+            raise ValueError(f"the plan has {plan.world_size} ranks, the launch has {world}")
+        maker = _GroupMaker(rank, timeout_s, Counters(), strict)
+        last = plan.pp - 1
+        ends = [(g[0], g[last]) if last else g for g in axis_groups(plan, "pp")]
+        everyone = tuple(range(world))
+        reduced = [everyone] if plan.zero else axis_groups(plan, "tp-pp")
+        return cls(
+            plan=plan,
+            rank=rank,
+            coordinates=coordinates(plan, rank),
+            device=local_device(),
+            counters=maker.counters,
+            tensor=maker.make("tensor", axis_groups(plan, "tp")),
+            data=maker.make("data", axis_groups(plan, "dp")),
+            forward=maker.make("pipeline", axis_groups(plan, "pp")),
+            backward=maker.make("pipeline", axis_groups(plan, "pp")),
+            tie=maker.make("tie", ends),
+            copies=maker.make("tensor", _copy_groups(plan, kv_heads)),
+            norm=maker.make("scalar", reduced),
+            world=maker.make("scalar", [everyone]),
+        )
+
+
+class _GroupMaker:
+    """Makes the groups of one axis on all ranks, and this rank's communicator among them."""
+
+    def __init__(self, rank: int, timeout_s: float, counters: Counters, strict: bool) -> None:
+        self.rank = rank
+        self.counters = counters
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._kind = StrictCommunicator if strict else Communicator
+
+    def make(self, axis: str, groups: Sequence[Sequence[int]]) -> Communicator:
+        mine: Communicator | None = None
+        for ranks in groups:
+            group = dist.new_group(list(ranks), timeout=self._timeout) if len(ranks) > 1 else None
+            if self.rank in ranks:
+                mine = self._kind(axis, ranks, ranks.index(self.rank), group, self.counters)
+        if mine is None:  # an inner pipeline rank has no part in the tie
+            return Communicator(axis, (self.rank,), 0, None, self.counters)
+        return mine
+
+
+def _copy_groups(plan: Plan, kv_heads: int | None) -> list[tuple[int, ...]]:
+    """Tensor ranks that share one KV head: consecutive ones of each tensor group."""
+    copies = plan.tp // kv_heads if kv_heads and plan.tp > kv_heads else 1
+    return [
+        group[start : start + copies]
+        for group in axis_groups(plan, "tp")
+        for start in range(0, plan.tp, copies)
+    ]
+
+
+def local_device() -> torch.device:
+    """The device of this rank: its CUDA device if there is one, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,93 @@
+"""Runs a function on N gloo ranks, forked from this process, which has imported torch once.
+
+Children never return: they report through a pipe and leave by `os._exit`. A rank that fails ends
+the others, and its own traceback is what the test shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers  # noqa: F401  (imported once here, not once a rank)
+
+torch.set_num_threads(1)
+STRICT = os.environ.get("TRIPTYCH_STRICT_COMM") == "1"
+
+
+def run_ranks(
+    world: int, function: Callable[..., Any], *args: Any, timeout_s: float = 90.0
+) -> list[Any]:
+    """The results of `function(*args)` on each rank; `torch.distributed` is initialised if world > 1."""
+    with tempfile.TemporaryDirectory() as folder:
+        children = [_start(rank, world, folder, function, args) for rank in range(world)]
+        try:
+            return _collect(children, time.monotonic() + timeout_s)
+        finally:
+            for pid, _ in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+
+def _start(
+    rank: int, world: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[int, int]:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(write)
+        return pid, read
+    os.close(read)
+    code = 0
+    try:
+        warnings.simplefilter("error")
+        if world > 1:
+            store = dist.FileStore(f"{folder}/store", world)
+            timeout = datetime.timedelta(seconds=60)
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=world, timeout=timeout
+            )
+        answer = (True, function(*args))
+    except BaseException:
+        answer, code = (False, traceback.format_exc()), 1
+    with os.fdopen(write, "wb") as pipe:
+        pickle.dump(answer, pipe)
+    os._exit(code)
+
+
+def _collect(children: list[tuple[int, int]], deadline_s: float) -> list[Any]:
+    """Reads answers as they come; the first failure in time is raised."""
+    data = {rank: b"" for rank in range(len(children))}
+    answers: dict[int, Any] = {}
+    for _, read in children:
+        os.set_blocking(read, False)
+    while len(answers) < len(children):
+        if time.monotonic() > deadline_s:
+            missing = sorted(set(data) - set(answers))
+            raise TimeoutError(f"ranks {missing} did not answer in time")
+        for rank, (_, read) in enumerate(children):
+            if rank in answers:
+                continue
+            with contextlib.suppress(BlockingIOError):
+                while chunk := os.read(read, 1 << 20):
+                    data[rank] += chunk
+                os.close(read)
+                ok, value = pickle.loads(data[rank]) if data[rank] else (False, "died silently")
+                if not ok:
+                    raise AssertionError(f"rank {rank} failed:\n{value}")
+                answers[rank] = value
+        time.sleep(0.005)
+    return [answers[rank] for rank in range(len(children))]

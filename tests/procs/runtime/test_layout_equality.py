@@ -1,0 +1,70 @@
+"""Any layout = one process: loss, gradient norm, every gradient, weights and moments."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from layouts import DOUBLE, Run, assert_equal_runs, merge, tiny_config, train
+from ranks import run_ranks
+
+from triptych.plan.plan import Plan, Precision
+
+FP32 = Precision()
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "TP2": {"tp": 2},
+    "TP2+SP": {"tp": 2, "sequence_parallel": True},
+    "TP3 uneven": {"tp": 3},
+    "TP4 copied KV heads": {"tp": 4},
+    "TP4+SP copied KV heads": {"tp": 4, "sequence_parallel": True},
+    "PP2": {"pp": 2},
+    "PP2 GPipe": {"pp": 2, "schedule": "gpipe"},
+    "PP3 uneven": {"pp": 3},
+    "DP2": {"dp": 2},
+    "DP4": {"dp": 4},
+    "ZeRO-1": {"dp": 2, "zero": 1},
+    "ZeRO-1 on 3 ranks, small buckets": {"dp": 3, "zero": 1, "bucket_bytes": 20_000},
+    "TP2xPP2": {"tp": 2, "pp": 2},
+    "TP2xDP2": {"tp": 2, "dp": 2, "sequence_parallel": True},
+    "PP2xDP2 ZeRO-1": {"pp": 2, "dp": 2, "zero": 1},
+    "2x2x2": {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "sequence_parallel": True},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "untied": {},
+    "tied": {"tie_word_embeddings": True},
+    "vocabulary 503": {"vocab_size": 503, "num_key_value_heads": 4, "num_attention_heads": 8},
+}
+
+
+@cache
+def _reference(model: str, double: bool) -> Run:
+    plan = Plan.uniform(4, precision=DOUBLE if double else FP32, microbatch=12)
+    return merge(_train(plan, model, double))
+
+
+def _train(plan: Plan, model: str, double: bool) -> list[Run]:
+    # A large epsilon keeps Adam from dividing rounding noise by its own size.
+    settings = {"clip_norm": 0.0 if double else 0.5, "eps": 1e-2}
+    config = tiny_config(**MODELS[model])
+
+    def body() -> Run:
+        return train(plan, config, sequences=12, **settings)
+
+    return run_ranks(plan.world_size, body)
+
+
+def _kv(model: str) -> int:
+    return int(tiny_config(**MODELS[model])["num_key_value_heads"])
+
+
+@pytest.mark.parametrize("double", [True, False], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_equals_one_process(layout: str, model: str, double: bool) -> None:
+    settings = {"microbatch": 2, **LAYOUTS[layout]}
+    if settings.get("tp", 1) > _kv(model) and settings["tp"] % _kv(model):
+        settings["tp"] = 2
+    plan = Plan.uniform(4, precision=DOUBLE if double else FP32, **settings)
+    run = merge(_train(plan, model, double))
+    assert_equal_runs(run, _reference(model, double), 1e-12 if double else 1e-5)
