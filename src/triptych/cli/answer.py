@@ -1,0 +1,56 @@
+"""What a command says: one JSON document or one text on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The result of a verb: `document` with `--json`, `text` without."""
+
+    text: str = ""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    exit_code: int = 0
+
+    def print(self, stdout: TextIO, as_json: bool) -> None:
+        """Writes the answer and nothing else."""
+        if as_json:
+            document = {"schema_version": SCHEMA_VERSION, **self.document}
+            stdout.write(json.dumps(document, indent=2) + "\n")
+        elif self.text:
+            stdout.write(self.text.rstrip("\n") + "\n")
+        stdout.flush()
+
+
+def say(text: str) -> None:
+    """Writes a line to stderr at once: a sign of life before something slow."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def stdout_for(as_json: bool) -> Iterator[TextIO]:
+    """The stream for the answer. With `--json`, all else that is written to stdout, by child
+    processes too, goes to stderr for the time being.
+    """
+    if not as_json:
+        yield sys.stdout
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(kept, "w", encoding="utf-8", closefd=False) as stdout:
+            yield stdout
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,53 @@
+"""What several verbs read in the same way: the values behind MODEL, --cluster, --seq, --batch."""
+
+from __future__ import annotations
+
+from triptych.cli.answer import say
+from triptych.cluster.cluster import Cluster
+from triptych.cluster.text import parse_cluster
+from triptych.model.count import parameters
+from triptych.model.model import Model
+from triptych.plan.workload import Workload
+from triptych.units import format_bytes, format_count
+
+USUAL_SEQUENCE = 4096
+USUAL_BATCH_PER_DEVICE = 8
+
+
+def training_workload(
+    model: Model, cluster: Cluster, sequence: int | None, batch: int | None
+) -> Workload:
+    """The workload that options describe, their defaults filled in."""
+    return Workload(
+        sequence_length=sequence or min(USUAL_SEQUENCE, model.max_position),
+        global_batch=batch or USUAL_BATCH_PER_DEVICE * cluster.num_devices,
+    )
+
+
+def read_cluster_option(text: str) -> Cluster:
+    """The cluster behind `--cluster`; says so when it has to measure this machine first."""
+    if text == "local":
+        say("looking at this machine ...")
+    return parse_cluster(text)
+
+
+def headline(model: Model, cluster: Cluster, workload: Workload) -> tuple[str, dict[str, object]]:
+    """What a plan or a price is for, as text and as JSON."""
+    count = parameters(model)
+    memory = format_bytes(cluster.device.memory_bytes)
+    lines = [
+        f"model     {model.name}: {model.num_layers} layers, {format_count(count)} parameters",
+        f"cluster   {cluster.name}: {cluster.num_devices} x {cluster.device.name} of {memory}",
+        f"step      {workload.global_batch} sequences of {workload.sequence_length} tokens",
+    ]
+    lines += [f"unreliable: {reason}" for reason in model.unreliable]
+    document: dict[str, object] = {
+        "model": model.name,
+        "parameters": count,
+        "cluster": cluster.name,
+        "num_devices": cluster.num_devices,
+        "sequence_length": workload.sequence_length,
+        "global_batch": workload.global_batch,
+        "unreliable": list(model.unreliable),
+    }
+    return "\n".join(lines), document

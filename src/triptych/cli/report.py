@@ -1,0 +1,31 @@
+"""`triptych report`: a run folder as an HTML page and as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from triptych.cli.answer import Answer
+from triptych.cli.options import JsonOption
+from triptych.report.html import run_page
+from triptych.report.run import read_run
+from triptych.report.terminal import run_text
+
+
+def command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The folder that `triptych train` wrote.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The page; default: report.html in the run folder."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> Answer:
+    """Draw a run: plan, memory by term, loss curve, predicted beside recorded pipeline."""
+    run = read_run(folder)
+    page = out or folder / "report.html"
+    page.write_text(run_page(run), encoding="utf-8")
+    return Answer(text=f"{run_text(run)}\n\nwrote {page}", document={"report": str(page)})
