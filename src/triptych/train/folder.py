@@ -1,0 +1,83 @@
+"""The run folder: what a run writes, under which names.
+
+job.toml  plan.toml  config.json  data.json     what the ranks read: written before they start
+search.json  prediction.json                    for the report only
+metrics.jsonl  timeline.json                    what happened
+status/rank-N  errors/rank-N.txt                where each rank is, and how it failed
+checkpoints/  tokens/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The paths of a run."""
+
+    path: Path
+
+    @property
+    def job(self) -> Path:
+        """The resolved job."""
+        return self.path / "job.toml"
+
+    @property
+    def plan(self) -> Path:
+        """The plan that the ranks run."""
+        return self.path / "plan.toml"
+
+    @property
+    def config(self) -> Path:
+        """The Hugging Face config of the model."""
+        return self.path / "config.json"
+
+    @property
+    def data(self) -> Path:
+        """Where the tokens are."""
+        return self.path / "data.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line a step and an evaluation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def timeline(self) -> Path:
+        """The recorded timeline of the last step."""
+        return self.path / "timeline.json"
+
+    def status(self, rank: int) -> Path:
+        """Where a rank is in the run."""
+        return self.path / "status" / f"rank-{rank}"
+
+    def error(self, rank: int) -> Path:
+        """How a rank failed."""
+        return self.path / "errors" / f"rank-{rank}.txt"
+
+    def clear_last_launch(self) -> None:
+        """Removes the status and error files of an earlier launch in this folder."""
+        for name in ("status", "errors"):
+            folder = self.path / name
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in folder.glob("rank-*"):
+                file.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """The file has this content, or (after a crash) still its former one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """As `write_text`, for a JSON document."""
+    write_text(path, json.dumps(document, indent=1) + "\n")

@@ -1,0 +1,85 @@
+"""metrics.jsonl: a line for every step and every evaluation, under the names of predictions."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from triptych.train.folder import write_text
+
+SCHEMA_VERSION = 1
+
+
+class StepRecord(NamedTuple):
+    """What one optimizer step did."""
+
+    step: int  # from 1
+    loss: float  # mean over the trained tokens of the global batch
+    grad_norm: float  # before clipping
+    learning_rate: float
+    tokens: int  # trained, over all ranks
+    step_time_s: float  # from the end of the step before to the end of this one
+    time_s: Mapping[str, float]  # of rank 0, by term of the prediction
+    bytes_sent: Mapping[str, int]  # by rank 0, by mesh axis
+    memory_bytes: int  # peak of the largest rank, as far as known
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained tokens a second, over all ranks."""
+        return self.tokens / self.step_time_s if self.step_time_s > 0 else 0.0
+
+
+class EvaluationRecord(NamedTuple):
+    """The loss on evaluation text."""
+
+    step: int
+    loss: float  # mean over all tokens
+    tokens: int
+
+
+class Metrics:
+    """Appends lines, each written at once so that a reader or a crash sees whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def start_after(self, step: int) -> None:
+        """Later lines of an earlier launch are dropped: that part of the run is done again."""
+        if not self._path.is_file():
+            return
+        lines = self._path.read_text("utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if _step_of(line) <= step and not _is_redone(line, step)]
+        if kept != lines:
+            write_text(self._path, "".join(kept))
+
+    def step(self, record: StepRecord) -> None:
+        """Appends a step."""
+        values = record._asdict()
+        values["tokens_per_s"] = record.tokens_per_s
+        self._append(values)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Appends an evaluation."""
+        self._append({"step": record.step, "eval_loss": record.loss, "eval_tokens": record.tokens})
+
+    def _append(self, values: dict[str, Any]) -> None:
+        values["time"] = time.time()
+        values["schema_version"] = SCHEMA_VERSION
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(values) + "\n")
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; a line that a crash cut short counts as later than all."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def _is_redone(line: str, step: int) -> bool:
+    """True for the evaluation at the step itself, which a resumed run does again."""
+    return _step_of(line) == step and '"eval_loss"' in line
