@@ -148,9 +148,7 @@ def _write_weights(source: Path, index: Index, out: Path, files: Files) -> None:
     with Reader(source) as reader:
         for file, tensors in files.items():
             entries = [
-                Entry(
-                    name, tensor.shape, tensor.dtype, partial(_whole, reader, index, name, tensor)
-                )
+                Entry(name, *tensor, partial(_whole, reader, index, name, tensor))
                 for name, tensor in tensors.items()
             ]
             write_safetensors(out / file, entries, _METADATA)

@@ -86,7 +86,7 @@ def test_a_tensor_without_elements_is_covered_by_nothing() -> None:
     ],
 )
 def test_merging_refuses_parts_that_do_not_cover_a_tensor_once(boxes: Any, words: str) -> None:
-    with pytest.raises(CheckpointError, match=f"weight/model.norm.weight.*{words}"):
+    with pytest.raises(CheckpointError, match=rf"weight/model.norm.weight.*{words}"):
         merge(10, [stored("rank-00000.safetensors", *boxes)], {})
 
 
@@ -95,7 +95,7 @@ def test_merging_refuses_ranks_that_disagree_on_a_tensor() -> None:
         stored("rank-00000.safetensors", ((0, 64),)),
         stored("rank-00001.safetensors", shape=(32,)),
     ]
-    with pytest.raises(CheckpointError, match="all ranks must agree"):
+    with pytest.raises(CheckpointError, match=r"all ranks must agree"):
         merge(10, ranks, {})
 
 
@@ -144,7 +144,7 @@ def damaged(change: str, value: object) -> str:
     ],
 )
 def test_a_damaged_index_is_refused_and_named(text: str) -> None:
-    with pytest.raises(CheckpointError, match="run/step/index.json"):
+    with pytest.raises(CheckpointError, match=r"run/step/index.json"):
         parse_index(text, "run/step/index.json")
 
 

@@ -86,9 +86,7 @@ def test_boxes_of_the_tensor_ranks_cover_every_tensor_and_differ_or_are_the_same
 
 
 @given(heads_and_degrees(), st.sampled_from(sorted(SPLIT_SHAPES)))
-def test_holders_are_the_ranks_with_the_same_box(
-    degrees: tuple[int, int, int], name: str
-) -> None:
+def test_holders_are_the_ranks_with_the_same_box(degrees: tuple[int, int, int], name: str) -> None:
     query, kv, tp = degrees
     shape = SPLIT_SHAPES[name](query, kv)
     small = model(query, kv)
@@ -174,5 +172,5 @@ def test_the_layer_of_a_name_is_its_number_and_ends_have_none() -> None:
 
 
 def test_a_parameter_outside_the_table_is_refused_by_name() -> None:
-    with pytest.raises(ModelError, match="self_attn.rotary"):
+    with pytest.raises(ModelError, match=r"self_attn.rotary"):
         rule_for("model.layers.0.self_attn.rotary.weight")

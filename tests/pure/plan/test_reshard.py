@@ -60,7 +60,9 @@ def test_any_layout_fills_any_other(case: Any) -> None:
 
 
 @given(two_layouts(), st.data())
-def test_a_missing_part_is_an_error_that_counts_its_elements(case: Any, data: st.DataObject) -> None:
+def test_a_missing_part_is_an_error_that_counts_its_elements(
+    case: Any, data: st.DataObject
+) -> None:
     shape, sources, _ = case
     lost = data.draw(st.integers(0, len(sources) - 1))
     rest = [(number, box) for number, box in enumerate(sources) if number != lost]
