@@ -1,0 +1,1 @@
+"""Where it runs: devices, links, nodes."""

@@ -52,9 +52,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Groups of nodes joined by `network` (bytes per second are of one device's share).
-
-    """
+    """Groups of nodes joined by `network` (bytes per second are of one device's share)."""
 
     name: str
     groups: tuple[NodeGroup, ...]
