@@ -23,6 +23,7 @@ TIME_TERMS = (
     "bubble",
     "optimizer",
 )
+WAITS = ("pipeline_comm", "bubble")
 AXES = ("tensor", "pipeline", "data", "context", "expert")
 
 
@@ -113,8 +114,26 @@ def _row(name: str, unit: str, predicted: float | None, actual: float | None) ->
 def _step_time_parts(
     predicted: Mapping[str, float], actual: Mapping[str, float]
 ) -> Iterator[Comparison]:
-    for name, (ours, theirs) in _joined(predicted, actual, TIME_TERMS).items():
-        yield Comparison(name=worded(name), unit="s", predicted=ours, measured=theirs, is_part=True)
+    order: Sequence[str] = TIME_TERMS
+    if actual and "bubble" not in actual:
+        order = [*TIME_TERMS[:-1], "bubble_and_pipeline", TIME_TERMS[-1]]
+        predicted, actual = _with_one_wait(predicted), _with_one_wait(actual)
+    for name, (ours, theirs) in _joined(predicted, actual, order).items():
+        if name != "step":  # the whole is no part
+            yield Comparison(
+                name=worded(name), unit="s", predicted=ours, measured=theirs, is_part=True
+            )
+
+
+def _with_one_wait(terms: Mapping[str, float]) -> dict[str, float]:
+    """Bubble and pipeline communication as one term.
+
+    A rank that waits for a neighbour cannot tell whether it waits for the message or for the work
+    that comes before it, so a run measures the two together.
+    """
+    waits_s = [terms[name] for name in WAITS if name in terms]
+    rest = {name: value for name, value in terms.items() if name not in WAITS}
+    return rest | ({"bubble_and_pipeline": sum(waits_s)} if waits_s else {})
 
 
 def _bytes_by_axis(

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from triptych import __version__
 from triptych.plan.plan import Plan
 from triptych.report.chart import Series, line_chart
-from triptych.report.compare import TIME_TERMS, comparisons, measured, worded
+from triptych.report.compare import Comparison, comparisons, measured, worded
 from triptych.report.run import Run, Step
 from triptych.report.terminal import comparison_row
 from triptych.report.text import (
@@ -72,19 +71,18 @@ def html(run: Run) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    prediction = run.prediction or {}
+    prediction, rows = run.prediction or {}, comparisons(run)
     return environment.get_template("report.html.j2").render(
         run=run,
-        version=__version__,
         subtitle=run.plan.short() if run.plan else plan_name(prediction).removesuffix(ABSENT),
         figures=_figures(run),
         stages=_stages(run.plan),
         settings=_settings(run.plan),
         memory=_memory_bars(run),
         memory_totals=_memory_totals(run),
-        times=_time_bars(run),
+        times=_time_bars(rows),
         charts=_charts(run),
-        comparisons=[(row, comparison_row(row)) for row in comparisons(run)],
+        comparisons=[(row, comparison_row(row)) for row in rows],
         num_measured=measured(run.steps).num_steps,
         timeline=_timeline(run),
         ranked=_ranked(run),
@@ -194,22 +192,19 @@ def _memory_totals(run: Run) -> list[tuple[str, str]]:
     return rows + ([("measured peak", format_bytes(peak_bytes))] if peak_bytes else [])
 
 
-def _time_bars(run: Run) -> list[Bar]:
-    """Step time by term, predicted and measured; terms that are zero on both sides are left out."""
-    predicted: Mapping[str, float] = (run.prediction or {}).get("time_s") or {}
-    actual = measured(run.steps).time_s
-    largest = max([*predicted.values(), *actual.values()], default=0.0) or 1.0
-    names = [*TIME_TERMS, *sorted((predicted.keys() | actual.keys()) - set(TIME_TERMS))]
+def _time_bars(rows: Sequence[Comparison]) -> list[Bar]:
+    """Step time by term, predicted and measured."""
+    parts = [row for row in rows if row.is_part]
+    largest = max((max(row.predicted or 0, row.measured or 0) for row in parts), default=0) or 1
     return [
         Bar(
-            worded(name),
-            seconds(predicted.get(name)),
-            100 * predicted.get(name, 0.0) / largest,
-            seconds(actual.get(name)) if run.steps else "",
-            100 * actual.get(name, 0.0) / largest,
+            row.name,
+            seconds(row.predicted),
+            100 * (row.predicted or 0) / largest,
+            seconds(row.measured),
+            100 * (row.measured or 0) / largest,
         )
-        for name in names
-        if predicted.get(name) or actual.get(name)
+        for row in parts
     ]
 
 

@@ -10,6 +10,7 @@ _FILL = {
     Work.BACKWARD: "<",
     Work.INPUT_GRADIENT: "<",
     Work.WEIGHT_GRADIENT: "w",
+    Work.WAITING: "~",
     Work.COMMUNICATION: "=",
     Work.OPTIMIZER: "#",
     Work.OTHER: "-",

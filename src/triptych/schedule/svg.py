@@ -23,17 +23,18 @@ _MOST_HOVER_TEXTS = 4000  # beyond, boxes carry none: the file would grow past a
 STYLE = """
 .tl{font:12px system-ui,sans-serif;color-scheme:light dark;
 --ink:#1d2433;--soft:#667085;--lane:#eef0f4;--grid:#d5d9e2;
---forward:#8fb8f0;--backward:#2f5fb3;--input:#3d7fc4;--weight:#5d4fb0;--comm:#e0a33a;
+--forward:#8fb8f0;--backward:#2f5fb3;--input:#3d7fc4;--weight:#5d4fb0;--comm:#e0a33a;--waiting:#f5e3c0;
 --optimizer:#3f9d78;--other:#9aa3b2;--on-forward:#12233f;--on-backward:#ffffff}
 @media (prefers-color-scheme:dark){.tl{
 --ink:#e6e9f0;--soft:#98a2b3;--lane:#262b36;--grid:#3b4252;
---forward:#8fb8f0;--backward:#3a6fca;--input:#4b8bd0;--weight:#7c6fd0;--comm:#d79a34;
+--forward:#8fb8f0;--backward:#3a6fca;--input:#4b8bd0;--weight:#7c6fd0;--comm:#d79a34;--waiting:#463a24;
 --optimizer:#4bae88;--other:#7d8698}}
 .tl text{fill:var(--ink)}.tl .soft{fill:var(--soft)}.tl .title{font-size:14px;font-weight:600}
 .tl .lane{fill:var(--lane)}.tl .grid{stroke:var(--grid);stroke-width:1}
 .tl .forward{fill:var(--forward)}.tl .backward{fill:var(--backward)}
 .tl .input-gradient{fill:var(--input)}.tl .weight-gradient{fill:var(--weight)}
-.tl .communication{fill:var(--comm)}.tl .optimizer{fill:var(--optimizer)}
+.tl .communication{fill:var(--comm)}.tl .waiting-for-a-stage{fill:var(--waiting)}
+.tl .optimizer{fill:var(--optimizer)}
 .tl .other{fill:var(--other)}
 .tl .on{fill:var(--on-backward);font-size:11px;text-anchor:middle;pointer-events:none}
 .tl .on.forward{fill:var(--on-forward)}

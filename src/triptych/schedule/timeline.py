@@ -24,6 +24,7 @@ class Work(StrEnum):
     BACKWARD = "backward"
     INPUT_GRADIENT = "input gradient"
     WEIGHT_GRADIENT = "weight gradient"
+    WAITING = "waiting for a stage"
     COMMUNICATION = "communication"
     OPTIMIZER = "optimizer"
     OTHER = "other"
@@ -38,13 +39,19 @@ _BY_LETTER = {
     "I": Work.INPUT_GRADIENT,
     "W": Work.WEIGHT_GRADIENT,
 }
+_WAITING_LABEL = re.compile(r"pipeline_comm|recv|\d+RECV_[FB]\d+")
 _COMMUNICATION_LABEL = re.compile(r"(^|\d|_)(comm|send|recv)(_|$)", re.IGNORECASE)
 
 
 def work_of(label: str) -> Work:
-    """The sort of work of a label: `2F0` -> forward, `data_comm` -> communication."""
+    """The sort of work of a label: `2F0` -> forward, `data_comm` -> communication.
+
+    Communication along the pipeline is what a rank waits for, so it is part of the bubble.
+    """
     if match := _COMPUTE_LABEL.fullmatch(label):
         return _BY_LETTER[match[2]]
+    if _WAITING_LABEL.fullmatch(label):
+        return Work.WAITING
     if _COMMUNICATION_LABEL.search(re.sub(r"\d+$", "", label)):
         return Work.COMMUNICATION
     return Work.OPTIMIZER if label == "optimizer" else Work.OTHER

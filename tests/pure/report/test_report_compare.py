@@ -74,6 +74,21 @@ def test_an_unknown_term_is_shown_too() -> None:
     assert [row.name for row in comparisons(run)] == ["compute", "checkpointing"]
 
 
+def test_a_run_measures_bubble_and_pipeline_communication_together() -> None:
+    run = Run(
+        name="x",
+        prediction={"time_s": {"compute": 5.0, "pipeline_comm": 1.0, "bubble": 2.0}},
+        steps=(Step(step=1, loss=1.0, time_s={"compute": 6.0, "pipeline_comm": 4.0}),),
+    )
+    rows = [(row.name, row.predicted, row.measured) for row in comparisons(run)]
+    assert rows == [("compute", 5.0, 6.0), ("bubble and pipeline", 3.0, 4.0)]
+
+
+def test_the_length_of_the_whole_step_is_not_one_of_its_parts() -> None:
+    steps = (Step(step=1, loss=1.0, time_s={"compute": 6.0, "step": 7.0}),)
+    assert [row.name for row in comparisons(Run(name="x", steps=steps))] == ["compute"]
+
+
 def test_field_names_become_words() -> None:
     assert worded("data_comm") == "data communication"
     assert worded("optimizer") == "optimizer"
