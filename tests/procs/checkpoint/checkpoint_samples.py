@@ -107,12 +107,18 @@ def wanted(tensors: Tensors, dtype: torch.dtype | None = None) -> list[Shard]:
     ]
 
 
-def write_as_ranks(folder: Path, step: int, held: Sequence[Sequence[Shard]], **state: Any) -> Path:
+def write_as_ranks(
+    folder: Path,
+    step: int,
+    held: Sequence[Sequence[Shard]],
+    files: Mapping[str, bytes] | None = None,
+    **state: Any,
+) -> Path:
     """A checkpoint of several ranks, written by this one process."""
     temporary = folder / f"step-{step:08d}.tmp-00"
     temporary.mkdir(parents=True)
     stored = [write_shards(temporary, rank, shards) for rank, shards in enumerate(held)]
-    return finish(temporary, step, stored, state, {"config.json": b"{}"})
+    return finish(temporary, step, stored, state, files or {"config.json": b"{}"})
 
 
 def save_steps(folder: Path, *steps: int, **options: Any) -> None:
