@@ -84,6 +84,7 @@ def train(
     sequences: int = 4,
     length: int = 24,
     gradients: bool = True,
+    learning_rate: float = 1e-2,
     **settings: Any,
 ) -> Run:
     """Trains a few steps; returns losses, norms and this rank's tensors (see `merge`)."""
@@ -96,7 +97,7 @@ def train(
         if gradients and step == 0:
             engine.gradients(microbatches)
             pieces += _gradient_parts(engine)
-        result = engine.step(microbatches, 1e-2)
+        result = engine.step(microbatches, learning_rate)
         run.losses.append(result.loss)
         run.norms.append(result.grad_norm)
     pieces += [

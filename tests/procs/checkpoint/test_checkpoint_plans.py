@@ -1,0 +1,111 @@
+"""A run goes on under any other plan: the same losses, moments equal bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from layouts import Run, batch_of, make_engine, merge, split, tiny_config
+from ranks import run_ranks
+
+from triptych.checkpoint.read import load, state
+from triptych.checkpoint.write import save
+from triptych.plan.plan import Plan, Precision
+from triptych.runtime.engine import Engine
+
+STEPS = 3
+PLANS = {
+    "one": {},
+    "tp4": {"tp": 4},
+    "pp4": {"pp": 4},
+    "dp4": {"dp": 4},
+    "tp2-pp2": {"tp": 2, "pp": 2},
+    "tp2-sp-dp2-zero": {"tp": 2, "dp": 2, "zero": 1, "sequence_parallel": True},
+    "pp3-uneven": {"pp": 3, "layers": (2, 1, 1)},
+    "dp4-zero": {"dp": 4, "zero": 1},
+}
+
+
+def plan_of(name: str, precision: Precision) -> Plan:
+    return Plan.uniform(4, precision=precision, **PLANS[name])
+
+
+def pieces_of(engine: Engine) -> list[Any]:
+    """This rank's boxes, as `layouts.merge` takes them."""
+    return [
+        (s.kind, s.name, s.shape, s.box, s.tensor.detach().float().numpy().copy())
+        for s in engine.shards()
+    ]
+
+
+def train(engine: Engine, first: int, last: int) -> list[float]:
+    losses = []
+    for step in range(first, last):
+        rows = batch_of(step, 4, 16, 512)
+        micro = split(rows, engine.plan, engine.mesh.coordinates.dp)
+        losses.append(engine.step(micro, 1e-2).loss)
+    return losses
+
+
+def unbroken(name: str, precision: Precision, config: dict[str, Any], folder: Path) -> Run:
+    """Trains on without a stop, and saves on the way."""
+    engine = make_engine(plan_of(name, precision), config)
+    train(engine, 0, STEPS)
+    save(folder, STEPS, engine.shards(), {"samples": 4 * STEPS})
+    run = Run()
+    run.tensors["pieces", ""] = pieces_of(engine)  # type: ignore[assignment]
+    run.losses.extend(train(engine, STEPS, 2 * STEPS))
+    return run
+
+
+def resumed(name: str, precision: Precision, config: dict[str, Any], checkpoint: Path) -> Run:
+    """Another plan goes on from the checkpoint."""
+    engine = make_engine(plan_of(name, precision), config)
+    load(checkpoint, engine.shards())
+    engine.after_load(state(checkpoint)["step"])
+    run = Run()
+    run.tensors["pieces", ""] = pieces_of(engine)  # type: ignore[assignment]
+    run.losses.extend(train(engine, STEPS, 2 * STEPS))
+    return run
+
+
+def world(name: str) -> int:
+    return plan_of(name, Precision()).world_size
+
+
+def compare(
+    old: str, others: Iterable[str], precision: Precision, config: dict[str, Any], folder: Path
+) -> None:
+    before = merge(run_ranks(world(old), unbroken, old, precision, config, folder))
+    for new in others:
+        checkpoint = folder / f"step-{STEPS:08d}"
+        after = merge(run_ranks(world(new), resumed, new, precision, config, checkpoint))
+        assert after.tensors.keys() == before.tensors.keys()
+        for key, expected in before.tensors.items():
+            assert torch.equal(after.tensors[key], expected), (new, key)
+        tolerance = 1e-5 if precision.parameter == "fp32" else 2e-3
+        torch.testing.assert_close(
+            torch.tensor(after.losses),
+            torch.tensor(before.losses),
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda text, new=new: f"{new}: {text}",
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old", PLANS)
+def test_losses_continue_and_moments_are_bit_equal_under_every_other_plan(
+    tmp_path: Path, old: str
+) -> None:
+    compare(old, PLANS, Precision(), tiny_config(), tmp_path)
+
+
+@pytest.mark.parametrize(("old", "new"), [("tp2-pp2", "dp4-zero"), ("dp4-zero", "pp4")])
+def test_a_tied_model_in_mixed_precision_goes_on_under_another_plan(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    compare(old, [new], Precision.mixed(), tiny_config(tie_word_embeddings=True), tmp_path)
