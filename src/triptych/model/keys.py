@@ -20,6 +20,7 @@ class ConfigKeys:
         self.name = name
         self.missing: list[str] = []
         self.problems: list[Problem] = []
+        self.stand_ins: set[str] = set()  # keys whose value is not the user's
 
     def count(self, *names: str, default: int | None = None, minimum: int = 1) -> int:
         """An integer under the first of `names` that is present; required if there is no default.
@@ -29,10 +30,11 @@ class ConfigKeys:
         for name in names:
             value = self.config.get(name)
             if value is not None:
-                return self._integer(name, value, minimum)
+                number = self._integer(name, value, minimum)
+                return self._stand_in(names[0]) if number is None else number
         if default is None:
             self.missing.append(names[0])
-            return 1
+            return self._stand_in(names[0])
         return default
 
     def optional_count(self, name: str, default: int | None = None) -> int | None:
@@ -85,8 +87,8 @@ class ConfigKeys:
         return any(self.config.get(name) is not None for name in names)
 
     def require_multiple(self, names: tuple[str, str], values: tuple[int, int]) -> None:
-        """Notes a problem unless the first value is a multiple of the second."""
-        if values[1] and values[0] % values[1]:
+        """Notes a problem unless the first value is a multiple of the second, both as stated."""
+        if self.stand_ins.isdisjoint(names) and values[0] % values[1]:
             self.problems.append(
                 Problem(
                     f"{names[0]} = {values[0]} in {self.name}",
@@ -109,10 +111,14 @@ class ConfigKeys:
         if problems:
             raise ModelError(problems)
 
-    def _integer(self, name: str, value: object, minimum: int) -> int:
+    def _stand_in(self, name: str) -> int:
+        self.stand_ins.add(name)
+        return 1
+
+    def _integer(self, name: str, value: object, minimum: int) -> int | None:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             self.wrong(name, value, f"an integer of at least {minimum}")
-            return 1
+            return None
         return value
 
 
