@@ -1,0 +1,77 @@
+"""What each term of a prediction takes for granted, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from triptych.cluster.cluster import Cluster
+from triptych.cost.collectives import LINK_EFFICIENCY
+from triptych.cost.memory import FRAGMENTATION
+from triptych.cost.operators import EAGER_TRAFFIC
+from triptych.cost.rates import Rates
+from triptych.cost.sharded import OVERLAP
+from triptych.model.model import Model
+from triptych.plan.plan import Plan
+
+
+def assumptions(
+    plan: Plan, model: Model, cluster: Cluster, rates: Rates, simulated: bool
+) -> Mapping[str, tuple[str, ...]]:
+    """Texts by term of the prediction; only those that bear on this plan."""
+    terms = {
+        "compute": tuple(_compute(plan, rates, cluster)),
+        "communication": tuple(_communication(plan, rates)),
+        "bubble": tuple(_bubble(plan, simulated)),
+        "memory": tuple(_memory(plan, rates)),
+        "model": model.unreliable,
+    }
+    return {term: texts for term, texts in terms.items() if texts}
+
+
+def _compute(plan: Plan, rates: Rates, cluster: Cluster) -> Iterator[str]:
+    device = cluster.device
+    yield (
+        f"large products attain {device.gemm_efficiency:.0%} of {rates.peak_flops / 1e12:.4g} "
+        f"TFLOP/s ({rates.dtype}), memory-bound operators {device.memory_efficiency:.0%} of "
+        f"{device.memory_bytes_per_s / 1e9:.4g} GB/s"
+    )
+    if rates.stand_in:
+        yield f"no {rates.dtype} peak is known: the {rates.stand_in} peak stands in"
+    if not plan.compile:
+        yield f"eager element-wise kernels move {EAGER_TRAFFIC:g} x the bytes of fused ones"
+    if len(cluster.groups) > 1:
+        yield "every rank runs at the pace of the slowest device"
+    if plan.offload != "none":
+        yield f"offload={plan.offload}: the time of moving is not counted"
+
+
+def _communication(plan: Plan, rates: Rates) -> Iterator[str]:
+    if plan.world_size == 1:
+        return
+    if rates.is_cpu:
+        yield "communication does not overlap with compute: both need the processor"
+    else:
+        yield f"links attain {LINK_EFFICIENCY:.0%} of the sheet, unless measured"
+    if plan.dp * plan.cp > 1 and plan.zero < 2:
+        yield "gradients reduce behind the last micro-batch's backward; the last bucket is exposed"
+    if plan.zero >= 2:
+        yield f"ZeRO-{plan.zero} traffic hides behind at most {OVERLAP:.0%} of compute"
+    if plan.ep > 1:
+        yield "tokens spread evenly over experts"
+
+
+def _bubble(plan: Plan, simulated: bool) -> Iterator[str]:
+    if plan.pp == 1:
+        return
+    yield "messages travel while ranks compute; their latency is in pipeline_comm"
+    if not simulated:
+        yield "simulated with fewer micro-batches and continued at the steady pace"
+
+
+def _memory(plan: Plan, rates: Rates) -> Iterator[str]:
+    if rates.is_cpu:
+        yield "overhead is an interpreter with torch and transformers loaded"
+    else:
+        yield f"overhead is context and communicators, and {FRAGMENTATION:.0%} fragmentation"
+    if plan.attention != "eager":
+        yield "attention keeps no score matrix"

@@ -1,0 +1,130 @@
+"""Seconds and bytes of the collectives of one group of ranks.
+
+Bytes are what a ring sends from each rank, which is the least possible (domain.md section 1).
+Seconds are latency plus bytes over the slowest link on the way; a large all-reduce does not jump
+to the full rate at once, so the first `RAMP_S` seconds of traffic count double (it fits NCCL's
+measured curves on A100 and H100 from 1 MiB to 1 GiB within about 20 %).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from triptych.cluster.cluster import Cluster
+
+LINK_EFFICIENCY = 0.8
+"""Attained share of a sheet bandwidth: 240 of 300 GB/s on A100, 320-396 of 450 on H100."""
+
+RAMP_S = 100e-6
+"""Traffic up to this many seconds runs at half rate (NCCL; gloo shows no such ramp)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Ranks that communicate: how many, how many of them share a node, and over what.
+
+    A collective between nodes uses the links of all members in a node at once; a message uses one.
+    """
+
+    size: int
+    per_node: int
+    latency_s: float  # of a step within a node
+    network_latency_s: float  # of a step between nodes
+    bytes_per_s: float  # attained by a rank in a collective
+    alone_bytes_per_s: float  # attained by a rank alone, over the slowest link
+    ramp_s: float
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the group spans."""
+        return math.ceil(self.size / self.per_node)
+
+    def all_reduce_s(self, size_bytes: float) -> float:
+        """Seconds to sum `size_bytes` held by every rank, the faster of ring and tree latency."""
+        if self.size == 1:
+            return 0.0
+        hops = 2 * (self.nodes - 1)
+        ring_s = (2 * (self.size - 1) - hops) * self.latency_s + hops * self.network_latency_s
+        tree_s = 2 * (self.per_node - 1) * self.latency_s
+        tree_s += 2 * math.ceil(math.log2(self.nodes)) * self.network_latency_s
+        return min(ring_s, tree_s) + self._wire_s(all_reduce_bytes(self.size, size_bytes))
+
+    def gather_s(self, size_bytes: float) -> float:
+        """Seconds of an all-gather or reduce-scatter; `size_bytes` is the whole tensor."""
+        if self.size == 1:
+            return 0.0
+        hops = self.nodes - 1
+        latency_s = (self.size - 1 - hops) * self.latency_s + hops * self.network_latency_s
+        return latency_s + self._wire_s(gather_bytes(self.size, size_bytes))
+
+    def all_to_all_s(self, size_bytes: float) -> float:
+        """Seconds to exchange `size_bytes` held by every rank, a part of it for each other rank.
+
+        What leaves the node leaves it over each rank's own link.
+        """
+        if self.size == 1:
+            return 0.0
+        outside = (self.size - self.per_node) / self.size * size_bytes
+        inside_s = self._wire_s(gather_bytes(self.size, size_bytes))
+        return self._hop_latency_s + max(inside_s, outside / self.alone_bytes_per_s)
+
+    def send_s(self, size_bytes: float) -> float:
+        """Seconds from sending a message to a neighbour until it is there."""
+        if self.size == 1:
+            return 0.0
+        return self._hop_latency_s + size_bytes / self.alone_bytes_per_s
+
+    @property
+    def _hop_latency_s(self) -> float:
+        return self.latency_s if self.nodes == 1 else self.network_latency_s
+
+    def _wire_s(self, sent_bytes: float) -> float:
+        seconds = sent_bytes / self.bytes_per_s
+        return seconds + min(seconds, self.ramp_s)
+
+
+def all_reduce_bytes(size: int, size_bytes: float) -> float:
+    """Bytes a rank sends in a ring all-reduce: 2 (n-1)/n S."""
+    return 2 * (size - 1) / size * size_bytes
+
+
+def gather_bytes(size: int, size_bytes: float) -> float:
+    """Bytes a rank sends in an all-gather, reduce-scatter or all-to-all of S: (n-1)/n S."""
+    return (size - 1) / size * size_bytes
+
+
+def group(cluster: Cluster, size: int, stride: int) -> Group:
+    """The group of `size` ranks, `stride` apart, that has it worst in a node-major rank order.
+
+    A group fits in nodes only if nodes are made of whole groups; otherwise some group of the
+    axis crosses nodes, and all wait for it.
+    """
+    within = min(cluster.groups, key=lambda nodes: nodes.link.bytes_per_s).link
+    per_node = _members_in_a_node(cluster, size, stride)
+    is_cpu = cluster.device.kind == "cpu"
+    inside = within.bytes_per_s * _efficiency(within.source, is_cpu)
+    outside = cluster.network.bytes_per_s * _efficiency(cluster.network.source, is_cpu)
+    fits = per_node == size
+    return Group(
+        size=size,
+        per_node=per_node,
+        latency_s=within.latency_s,
+        network_latency_s=cluster.network.latency_s,
+        bytes_per_s=inside if fits else min(inside, per_node * outside),
+        alone_bytes_per_s=inside if fits else outside,
+        ramp_s=0.0 if is_cpu else RAMP_S,
+    )
+
+
+def _members_in_a_node(cluster: Cluster, size: int, stride: int) -> int:
+    devices = cluster.devices_per_node
+    if cluster.num_devices <= devices or devices % (size * stride) == 0:
+        return size
+    together = max(1, devices // stride)
+    return min(together, max(1, size // 2))
+
+
+def _efficiency(source: str, is_cpu: bool) -> float:
+    """Links that were measured (and gloo's, which are) are already attained."""
+    return 1.0 if is_cpu or source.startswith("measured") else LINK_EFFICIENCY

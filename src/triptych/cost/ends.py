@@ -1,0 +1,97 @@
+"""The ends of the model: the embedding in front, the head with its loss behind.
+
+The head makes its gradients in the forward pass, chunk by chunk, so all three of its products are
+in F of the last stage and logits are never whole (`runtime/tensor/loss.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from triptych.cost.gemm import gemm_s
+from triptych.cost.layer import Site, activation_bytes
+from triptych.cost.operators import host_s, operator_seconds, with_host
+from triptych.cost.setting import Parts, PieceCost, Setting
+from triptych.cost.shard import LocalOperator
+
+CHUNK_TOKENS = 1024
+"""Tokens whose logits are alive at once."""
+
+LOSS_BYTES = {False: 48.0, True: 16.0}
+"""Bytes moved per logit by softmax, loss and gradient: kernel by kernel in fp32, or fused."""
+
+LOSS_OPERATORS = 6
+
+
+def embedding_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> PieceCost:
+    """The lookup and the sum of the ranks' parts; the backward scatters into the table."""
+    seconds = [operator_seconds(op, site.rates, setting, site.sequence_length) for op in local]
+    forward_host_s, backward_host_s = host_s(site.rates, setting, len(local))
+    forward_s = with_host(site.rates, sum(s.forward_s for s in seconds), forward_host_s)
+    backward_s = with_host(site.rates, sum(s.backward_s for s in seconds), backward_host_s)
+    table_elements = sum(op.weight_elements for op in local if op.operator.split == "vocab")
+    backward_s += table_elements * site.rates.element_bytes / site.rates.memory_bytes_per_s
+    gathered_s, reduced_s = _exchange_s(site, setting)
+    return PieceCost(
+        forward=Parts(compute_s=forward_s, tensor_s=reduced_s),
+        backward=Parts(
+            compute_s=backward_s, tensor_s=gathered_s if setting.sequence_parallel else 0.0
+        ),
+        recomputed_flops=0.0,
+        saved_bytes=0.0,
+        working_bytes=0.0,
+    )
+
+
+def head_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> PieceCost:
+    """Final norm, three products a chunk, softmax and its small all-reduces."""
+    tokens = setting.microbatch * site.sequence_length / setting.context
+    norm, product = local[0], local[1]
+    norm_s = operator_seconds(norm, site.rates, setting, site.sequence_length)
+    chunks = math.ceil(tokens / CHUNK_TOKENS)
+    loss_s = chunks * _chunk_s(site, product, setting, tokens / chunks)
+    gathered_s, reduced_s = _exchange_s(site, setting)
+    elements = tokens * site.rates.element_bytes
+    norm_saved = norm.saved + norm.sequence_saved / setting.sequence_split
+    chunk_bytes = min(CHUNK_TOKENS, tokens) * product.n * logit_bytes(site.rates.element_bytes)
+    return PieceCost(
+        forward=Parts(
+            compute_s=norm_s.forward_s + loss_s,
+            tensor_s=chunks * _softmax_sums_s(site, tokens / chunks)
+            + (gathered_s if setting.sequence_parallel else 0.0),
+        ),
+        backward=Parts(compute_s=norm_s.backward_s, tensor_s=reduced_s),
+        recomputed_flops=0.0,
+        saved_bytes=(norm_saved + site.model.hidden) * elements,
+        working_bytes=0.0,
+        logits_bytes=chunk_bytes,
+        head_gradient_bytes=product.weight_elements * site.rates.element_bytes,
+    )
+
+
+def logit_bytes(element_bytes: float) -> float:
+    """Bytes per logit of a chunk: fp32, overwritten by its gradient; 16-bit copies before, after."""
+    return element_bytes if element_bytes >= 4 else 4.0 + 2.0 * element_bytes
+
+
+def _chunk_s(site: Site, product: LocalOperator, setting: Setting, rows: float) -> float:
+    """One chunk: logits, softmax and loss, gradients of the hidden states and of the matrix."""
+    rates, k, n = site.rates, product.k, product.n
+    work_s = gemm_s(rates, rows, k, n) + gemm_s(rates, rows, n, k) + gemm_s(rates, k, rows, n)
+    work_s += rows * n * LOSS_BYTES[setting.compile] / rates.memory_bytes_per_s
+    issued_s, _ = host_s(rates, setting, LOSS_OPERATORS)
+    return with_host(rates, work_s, issued_s)
+
+
+def _softmax_sums_s(site: Site, rows: float) -> float:
+    """The maximum, then the sum of exponentials with the target's logit; in fp32."""
+    return site.tensor.all_reduce_s(4.0 * rows) + site.tensor.all_reduce_s(8.0 * rows)
+
+
+def _exchange_s(site: Site, setting: Setting) -> tuple[float, float]:
+    """Seconds to gather the hidden states, and to sum them (all-reduce or reduce-scatter)."""
+    size_bytes = activation_bytes(site, setting)
+    gathered_s = site.tensor.gather_s(size_bytes)
+    if setting.sequence_parallel:
+        return gathered_s, gathered_s
+    return 0.0, site.tensor.all_reduce_s(size_bytes)

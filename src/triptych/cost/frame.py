@@ -1,0 +1,210 @@
+"""A plan without its ZeRO stage and schedule, priced: what all of those choices share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from triptych.cost.layer import activation_bytes, message_bytes
+from triptych.cost.memory import Memory, rank_memory
+from triptych.cost.pipeline import Pair, in_flight
+from triptych.cost.pricer import Pricer, StageCost
+from triptych.cost.setting import Setting
+from triptych.cost.shard import copies_of
+from triptych.cost.sharded import sharded_pass
+from triptych.cost.storage import Storage
+from triptych.cost.sync import Axes, Tail, step_tail
+from triptych.plan.plan import Plan, Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """Stages with their costs. `settings` has one entry per stage, the same one if uniform."""
+
+    pricer: Pricer
+    stages: tuple[Stage, ...]
+    settings: tuple[Setting, ...]
+    costs: tuple[StageCost, ...]
+    chunks: int
+    num_microbatches: int
+
+    @classmethod
+    def of(cls, pricer: Pricer, plan: Plan) -> Frame:
+        """The frame of a plan."""
+        shared = Setting.of(plan)
+        settings = tuple(
+            shared._replace(tensor=s.tensor, context=s.context, expert=s.expert)
+            for s in plan.stages
+        )
+        count = plan.num_microbatches(pricer.workload.global_batch)
+        return cls.build(pricer, plan.stages, settings, plan.chunks, max(1, count))
+
+    @classmethod
+    def build(
+        cls,
+        pricer: Pricer,
+        stages: tuple[Stage, ...],
+        settings: tuple[Setting, ...],
+        chunks: int,
+        num_microbatches: int,
+    ) -> Frame:
+        """Prices the stages."""
+        last = len(stages) - 1
+        costs = tuple(
+            pricer.stage(pricer.counts(s.start, s.stop), i == 0, i == last, setting)
+            for i, (s, setting) in enumerate(zip(stages, settings, strict=True))
+        )
+        return cls(
+            pricer=pricer,
+            stages=stages,
+            settings=settings,
+            costs=costs,
+            chunks=chunks,
+            num_microbatches=num_microbatches,
+        )
+
+    # --- shape -----------------------------------------------------------------------------------
+
+    @property
+    def num_ranks(self) -> int:
+        """Pipeline ranks."""
+        return len(self.stages) // self.chunks
+
+    def stages_of(self, rank: int) -> range:
+        """The stages that a pipeline rank runs."""
+        return range(rank, len(self.stages), self.num_ranks)
+
+    @cached_property
+    def kind_of_rank(self) -> tuple[int, ...]:
+        """For each pipeline rank, the first one whose stages have the same costs."""
+        first: dict[tuple[int, ...], int] = {}
+        return tuple(
+            first.setdefault(tuple(id(self.costs[stage]) for stage in self.stages_of(rank)), rank)
+            for rank in range(self.num_ranks)
+        )
+
+    @cached_property
+    def distinct(self) -> tuple[int, ...]:
+        """The first pipeline rank of each kind: later ones of a kind need the same or less."""
+        return tuple(dict.fromkeys(self.kind_of_rank))
+
+    @cached_property
+    def hop_s(self) -> float:
+        """Seconds of the slowest message between neighbouring stages."""
+        if self.num_ranks == 1:
+            return 0.0
+        stride = self.stages[0].num_devices
+        group = self.pricer.group(self.num_ranks, stride)
+        return max(
+            group.send_s(message_bytes(self.pricer.site(setting), setting))
+            for setting in dict.fromkeys(self.settings)
+        )
+
+    def axes(self, stage_index: int) -> Axes:
+        """The groups over which a stage synchronises."""
+        stage, pricer = self.stages[stage_index], self.pricer
+        ranks = stage.data * stage.context
+        copies = max(copies_of(block, stage.tensor) for block in pricer.kinds)
+        return Axes(
+            data=pricer.group(ranks, stage.tensor),
+            expert_data=pricer.group(max(1, ranks // stage.expert), stage.tensor * stage.expert),
+            tensor=pricer.group(stage.tensor, 1),
+            copies=pricer.group(copies, 1),
+            tie=pricer.group(2, (self.num_ranks - 1) * stage.num_devices)
+            if self.num_ranks > 1
+            else pricer.group(1, 1),
+        )
+
+    # --- costs under a ZeRO stage ------------------------------------------------------------------
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """True if all stages share their state over equally many ranks."""
+        return len({(s.data, s.context, s.expert) for s in self.stages}) == 1
+
+    def _storage(self, storage: Storage, index: int) -> Storage:
+        """A plan's storage for one stage: the first stage's, but for its own ranks."""
+        if self.is_uniform:
+            return storage
+        stage = self.stages[index]
+        ranks = stage.data * stage.context
+        return storage._replace(shards=ranks, expert_shards=max(1, ranks // stage.expert))
+
+    def pairs(self, storage: Storage) -> list[Pair]:
+        """Forward and backward seconds of each stage, ZeRO's own traffic included."""
+        if storage.zero < 2:
+            return [(cost.forward_s, cost.backward_s) for cost in self.costs]
+        extra = [self.sharded(storage, index) for index in range(len(self.costs))]
+        return [
+            (cost.forward_s + more[0], cost.backward_s + more[1])
+            for cost, more in zip(self.costs, extra, strict=True)
+        ]
+
+    def sharded(self, storage: Storage, stage_index: int) -> Pair:
+        """Exposed seconds that ZeRO-2 and 3 add to a stage's forward and backward."""
+        if storage.zero < 2:
+            return 0.0, 0.0
+        cost, stage = self.costs[stage_index], self.stages[stage_index]
+        storage = self._storage(storage, stage_index)
+        exposed = sharded_pass(
+            cost.holdings,
+            cost.num_units,
+            storage,
+            self.pricer.group(storage.shards, stage.tensor),
+            reduction_bytes=storage.reduction_bytes,
+            forward_s=cost.forward_s,
+            backward_s=cost.backward_s,
+            is_cpu=self.is_cpu,
+        )
+        return exposed.forward_s, exposed.backward_s
+
+    def tail(self, rank: int, storage: Storage) -> Tail:
+        """Exposed seconds of a pipeline rank's end of step."""
+        terms = [self._stage_tail(stage, storage) for stage in self.stages_of(rank)]
+        return terms[0] if len(terms) == 1 else Tail(*map(sum, zip(*terms, strict=True)))
+
+    def _stage_tail(self, index: int, storage: Storage) -> Tail:
+        cost, setting = self.costs[index], self.settings[index]
+        return step_tail(
+            cost.holdings,
+            self._storage(storage, index),
+            self.axes(index),
+            last_backward_s=cost.backward_s,
+            sequence_parallel=setting.sequence_parallel,
+            memory_bytes_per_s=self.pricer.rates(setting.dtype).memory_bytes_per_s,
+            is_cpu=self.is_cpu,
+        )
+
+    # --- memory ------------------------------------------------------------------------------------
+
+    @property
+    def is_cpu(self) -> bool:
+        """True on CPUs, where communication takes the processor's time."""
+        return self.pricer.device.kind == "cpu"
+
+    def exchange_bytes(self, rank: int) -> float:
+        """Hidden states on their way: one to send, one to receive, one gathered sequence."""
+        setting = self.settings[rank]
+        site = self.pricer.site(setting)
+        waiting = 2 * message_bytes(site, setting) if self.num_ranks > 1 else 0.0
+        return waiting + (activation_bytes(site, setting) if setting.sequence_parallel else 0.0)
+
+    def memory(self, rank: int, storage: Storage, flights: Sequence[int]) -> Memory:
+        """Peak bytes of a pipeline rank; `flights` are micro-batches in flight by stage."""
+        stages = self.stages_of(rank)
+        return rank_memory(
+            [self.costs[stage] for stage in stages],
+            [flights[stage] for stage in stages],
+            self._storage(storage, rank),
+            self.exchange_bytes(rank),
+            self.is_cpu,
+        )
+
+    def largest_memory(self, storage: Storage, schedule: str) -> Memory:
+        """The memory of the rank that needs most."""
+        flights = in_flight(schedule, self.num_ranks, self.num_microbatches, self.chunks)
+        return max(
+            (self.memory(rank, storage, flights) for rank in self.distinct),
+            key=lambda memory: memory.total_bytes,
+        )

@@ -1,0 +1,51 @@
+"""What one rank holds of a model: parameters by how their gradients travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from triptych.cost.shard import LocalOperator
+from triptych.model.model import Block
+
+
+class Holdings(NamedTuple):
+    """Parameter elements on the slowest rank.
+
+    `replicated` and `copied` are parts of `dense`: the same on all tensor ranks, and KV heads
+    repeated on several. `tied` is the table that first and last stage both hold.
+    """
+
+    dense: int = 0
+    expert: int = 0  # routed experts: their gradients meet fewer ranks
+    replicated: int = 0
+    partial: int = 0  # replicated weights whose gradients are partial even without SP
+    copied: int = 0
+    tied: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parameters on the rank."""
+        return self.dense + self.expert
+
+    def plus(self, other: Holdings, times: int = 1) -> Holdings:
+        """This and `times` of another."""
+        return Holdings(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+def holdings(
+    local: Iterable[LocalOperator], block: Block | None, hidden: int, tensor: int
+) -> Holdings:
+    """The parameters of a layer (or of an end of the model) on the slowest rank."""
+    dense = expert = replicated = partial = 0
+    for op in local:
+        if op.operator.copies > 1:
+            expert += op.weight_elements
+            continue
+        dense += op.weight_elements
+        replicated += op.weight_elements if op.is_replicated else 0
+        partial += op.weight_elements if op.operator.name == "qk_norm" else 0
+    copied = 0
+    if block is not None and not block.attention.latent and tensor > block.attention.kv_heads:
+        copied = 2 * block.attention.head_dim * (hidden + int(block.attention.qkv_bias))
+    return Holdings(dense, expert, replicated, partial, copied)

@@ -1,0 +1,99 @@
+"""Bytes that one rank needs at its peak, by term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from triptych.cost.pricer import StageCost
+from triptych.cost.storage import Storage
+from triptych.units import GIB
+
+CPU_OVERHEAD_BYTES = 0.35 * GIB
+"""An interpreter with torch and transformers loaded (341 MB measured)."""
+
+DEVICE_OVERHEAD_BYTES = 1.5 * GIB
+"""CUDA context, kernels, cuBLAS workspaces and NCCL buffers of a few communicators."""
+
+FRAGMENTATION = 0.03
+"""Part of all tensors that the caching allocator loses between blocks on an accelerator."""
+
+
+class Memory(NamedTuple):
+    """Bytes by term."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+    overhead: float
+
+    @property
+    def total_bytes(self) -> float:
+        """The peak of the rank."""
+        return sum(self)
+
+
+def rank_memory(
+    stages: Sequence[StageCost],
+    in_flight: Sequence[int],
+    storage: Storage,
+    exchange_bytes: float,
+    is_cpu: bool,
+) -> Memory:
+    """Peak bytes of a rank that runs `stages`, keeping `in_flight` micro-batches of each.
+
+    `exchange_bytes` are hidden states on their way: messages to other stages, gathered sequences.
+    """
+    weights, gradients, optimizer, buffers = state_bytes(stages, storage)
+    activations, logits = work_bytes(stages, in_flight)
+    tensors = (weights, gradients, optimizer, activations, logits, buffers + exchange_bytes)
+    return Memory(*tensors, overhead=overhead_bytes(sum(tensors), is_cpu))
+
+
+def state_bytes(stages: Sequence[StageCost], storage: Storage) -> tuple[float, float, float, float]:
+    """Weights, gradients, optimizer state and the buffers between them: what ZeRO divides."""
+    dense = sum(stage.holdings.dense for stage in stages)
+    expert = sum(stage.holdings.expert for stage in stages)
+    held = float(dense + expert)
+    own = dense / storage.shards + expert / storage.expert_shards
+    zero = storage.zero
+    optimizer = (own if zero >= 1 else held) * storage.optimizer_bytes
+    return (
+        (own if zero >= 3 else held) * storage.parameter_bytes,
+        (own if zero >= 2 else held) * storage.gradient_bytes,
+        0.0 if storage.is_offloaded else optimizer,
+        _buffer_bytes(stages, storage, held),
+    )
+
+
+def work_bytes(stages: Sequence[StageCost], in_flight: Sequence[int]) -> tuple[float, float]:
+    """Activations, and logits with the head's gradient: what a schedule keeps alive."""
+    activations = max(stage.working_bytes for stage in stages)
+    logits = max(stage.logits_bytes for stage in stages)
+    for stage, count in zip(stages, in_flight, strict=True):
+        activations += stage.saved_bytes * count
+        logits += stage.head_gradient_bytes * count
+    return activations, logits
+
+
+def overhead_bytes(tensor_bytes: float, is_cpu: bool) -> float:
+    """What is there besides tensors."""
+    if is_cpu:
+        return CPU_OVERHEAD_BYTES
+    return DEVICE_OVERHEAD_BYTES + FRAGMENTATION * tensor_bytes
+
+
+def _buffer_bytes(stages: Sequence[StageCost], storage: Storage, held: float) -> float:
+    """A gradient on its way into its bucket, buckets under way, gathered layers."""
+    unit = max(stage.largest_unit for stage in stages)
+    buffers = max(stage.largest_weight for stage in stages) * storage.parameter_bytes
+    if storage.shards > 1:
+        buffers += min(2 * storage.bucket_bytes, held * storage.gradient_bytes)
+    if storage.zero >= 2:
+        buffers += unit * storage.gradient_bytes
+    if storage.zero >= 3:
+        buffers += (1 + storage.prefetch) * unit * storage.parameter_bytes
+    return buffers

@@ -1,0 +1,119 @@
+"""A plan, a model, a cluster and a workload in; what it will cost out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triptych.cluster.cluster import Cluster
+from triptych.cost.assumptions import assumptions
+from triptych.cost.frame import Frame
+from triptych.cost.memory import Memory
+from triptych.cost.prediction import Prediction
+from triptych.cost.pricer import Pricer
+from triptych.cost.setting import Parts
+from triptych.cost.step import Step, price_step
+from triptych.cost.storage import Storage
+from triptych.cost.traffic import frame_traffic
+from triptych.model.count import training_flops_per_token
+from triptych.model.model import Model
+from triptych.plan.plan import Plan
+from triptych.plan.rules import unrunnable
+from triptych.plan.workload import Workload
+from triptych.units import GIB
+
+
+def predict(model: Model, cluster: Cluster, workload: Workload, plan: Plan) -> Prediction:
+    """Time, memory and traffic of one training step of a legal plan."""
+    return predict_with(Pricer(model, cluster, workload), plan)
+
+
+def predict_with(pricer: Pricer, plan: Plan) -> Prediction:
+    """As `predict`, with pieces that may have been priced before."""
+    frame = Frame.of(pricer, plan)
+    storage = Storage.of(plan)
+    step = price_step(frame, storage, plan.schedule)
+    memory = frame.largest_memory(storage, plan.schedule)
+    limit = pricer.memory_limit_bytes
+    rates = pricer.rates(plan.precision.parameter)
+    flops = _model_flops(pricer)
+    per_device = flops / plan.world_size / step.total_s
+    reasons = tuple(unrunnable(plan, pricer.model))
+    is_whole = step.timeline is not None
+    return Prediction(
+        step_time_s=step.total_s,
+        tokens_per_s_per_gpu=pricer.workload.tokens / plan.world_size / step.total_s,
+        model_tflops_per_gpu=per_device / 1e12,
+        mfu=per_device / rates.peak_flops,
+        hfu=per_device / rates.peak_flops * (1 + recomputed_flops(frame) / flops),
+        peak_memory_gib=memory.total_bytes / GIB,
+        memory_gib=_memory_gib(memory),
+        time_s=_time_terms(frame, storage, step),
+        bubble_fraction=_bubble_fraction(frame, storage, step),
+        bytes_sent_per_rank=frame_traffic(frame, storage)._asdict(),
+        fits=memory.total_bytes <= limit,
+        memory_limit_gib=limit / GIB,
+        runnable=not reasons,
+        reasons=reasons,
+        assumptions=assumptions(plan, pricer.model, pricer.cluster, rates, is_whole),
+        plan=plan,
+        timeline=step.timeline,
+    )
+
+
+def _model_flops(pricer: Pricer) -> float:
+    per_token = training_flops_per_token(pricer.model, pricer.workload.sequence_length)
+    return per_token * pricer.workload.tokens
+
+
+def recomputed_flops(frame: Frame) -> float:
+    """FLOPs of a step that backwards repeat, over all ranks."""
+    return frame.num_microbatches * sum(
+        cost.recomputed_flops * stage.data
+        for cost, stage in zip(frame.costs, frame.stages, strict=True)
+    )
+
+
+def _memory_gib(memory: Memory) -> Mapping[str, float]:
+    return {term: size / GIB for term, size in memory._asdict().items()}
+
+
+# --- time by term ------------------------------------------------------------------------------
+
+
+def _rank_parts(frame: Frame, storage: Storage, rank: int) -> Parts:
+    """Seconds of a pipeline rank's micro-batches by term."""
+    parts = Parts()
+    for stage in frame.stages_of(rank):
+        forward_s, backward_s = frame.sharded(storage, stage)
+        cost = frame.costs[stage]
+        parts = parts.plus(cost.forward).plus(cost.backward)
+        parts = parts.plus(Parts(data_s=forward_s + backward_s))
+    return parts.times(frame.num_microbatches)
+
+
+def _time_terms(frame: Frame, storage: Storage, step: Step) -> Mapping[str, float]:
+    """Where the busiest pipeline rank's step goes. Waiting that is not for messages is bubble."""
+    busiest = max(
+        (_rank_parts(frame, storage, rank) for rank in frame.distinct),
+        key=lambda parts: parts.total_s,
+    )
+    bubble_s = step.makespan_s - step.pipeline_s - busiest.total_s
+    return {
+        "compute": busiest.compute_s,
+        "tensor_comm": busiest.tensor_s,
+        "pipeline_comm": step.pipeline_s,
+        "data_comm": busiest.data_s + step.synchronise_s + step.gather_s,
+        "context_comm": busiest.context_s,
+        "expert_comm": busiest.expert_s,
+        "bubble": max(0.0, bubble_s),
+        "optimizer": step.optimizer_s,
+    }
+
+
+def _bubble_fraction(frame: Frame, storage: Storage, step: Step) -> float:
+    if frame.num_ranks == 1:
+        return 0.0
+    if step.timeline is not None:
+        return step.timeline.bubble_fraction
+    busy_s = sum(f + b for f, b in frame.pairs(storage)) * frame.num_microbatches
+    return 1.0 - busy_s / (frame.num_ranks * step.makespan_s)

@@ -1,0 +1,201 @@
+"""Costs of layers and stages of one model on one cluster for one workload, each computed once.
+
+A plan is priced from pieces: a layer under a `Setting`, the embedding, the head. A search meets
+the same piece in thousands of plans, so they are kept here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triptych.cluster.cluster import Cluster
+from triptych.cost.collectives import Group, group
+from triptych.cost.ends import embedding_cost, head_cost
+from triptych.cost.holdings import Holdings, holdings
+from triptych.cost.layer import Site, layer_cost
+from triptych.cost.rates import Rates, memory_limit_bytes, rates, slowest_device
+from triptych.cost.setting import Parts, PieceCost, Setting
+from triptych.cost.shard import LocalOperator, localize
+from triptych.model.model import Model
+from triptych.model.operators import block_operators, embedding_operators, head_operators
+from triptych.plan.workload import Workload
+
+
+class StageCost(NamedTuple):
+    """What one pipeline stage costs a rank for one micro-batch."""
+
+    forward: Parts
+    backward: Parts
+    forward_s: float
+    backward_s: float
+    saved_bytes: float  # kept from forward to backward
+    working_bytes: float  # on top while a backward runs
+    logits_bytes: float
+    head_gradient_bytes: float  # kept from forward to backward, last stage only
+    recomputed_flops: float
+    num_units: int  # layers and ends
+    largest_unit: int  # parameter elements of the largest layer or end
+    largest_weight: int  # of the largest single tensor that autograd makes a gradient for
+    holdings: Holdings
+
+
+Counts = tuple[int, ...]
+"""Layers of a stage by kind of block, in the order of `Pricer.kinds`."""
+
+
+class Pricer:
+    """Prices pieces; pure but for its memory of what it priced before."""
+
+    def __init__(self, model: Model, cluster: Cluster, workload: Workload) -> None:
+        self.model, self.cluster, self.workload = model, cluster, workload
+        self.device = slowest_device(cluster)
+        self.memory_limit_bytes = memory_limit_bytes(cluster)
+        self.kinds = tuple(dict.fromkeys(model.blocks))
+        index = {block: i for i, block in enumerate(self.kinds)}
+        self._kind_of_layer = [index[block] for block in model.blocks]
+        self._rates: dict[str, Rates] = {}
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._local: dict[tuple[int, int, int], tuple[LocalOperator, ...]] = {}
+        self._units: dict[tuple[int, int, int], Holdings] = {}
+        self._layers: dict[tuple[int, Setting], PieceCost] = {}
+        self._stages: dict[tuple[Counts, bool, bool, Setting], StageCost] = {}
+        self._sites: dict[Setting, Site] = {}
+
+    # --- what pieces are priced with -----------------------------------------------------------
+
+    def rates(self, dtype: str) -> Rates:
+        """The device's rates for a dtype."""
+        if dtype not in self._rates:
+            self._rates[dtype] = rates(self.device, dtype)
+        return self._rates[dtype]
+
+    def group(self, size: int, stride: int) -> Group:
+        """A group of `size` ranks, `stride` apart."""
+        key = (size, stride)
+        if key not in self._groups:
+            self._groups[key] = group(self.cluster, size, stride)
+        return self._groups[key]
+
+    def site(self, setting: Setting) -> Site:
+        """Where a setting's pieces run. Order of ranks: tp fastest, then cp; ep inside cp x dp."""
+        if setting not in self._sites:
+            self._sites[setting] = Site(
+                model=self.model,
+                sequence_length=self.workload.sequence_length,
+                rates=self.rates(setting.dtype),
+                tensor=self.group(setting.tensor, 1),
+                context=self.group(setting.context, setting.tensor),
+                expert=self.group(setting.expert, setting.tensor),
+            )
+        return self._sites[setting]
+
+    def counts(self, start: int, stop: int) -> Counts:
+        """Layers `start` to `stop` by kind."""
+        if len(self.kinds) == 1:
+            return (stop - start,)
+        layers = self._kind_of_layer[start:stop]
+        return tuple(layers.count(kind) for kind in range(len(self.kinds)))
+
+    # --- pieces ----------------------------------------------------------------------------------
+
+    def local(self, kind: int, setting: Setting) -> tuple[LocalOperator, ...]:
+        """The slowest rank's operators: of a kind of block, of the embedding (-1), the head (-2)."""
+        key = (kind, setting.tensor, setting.expert)
+        if key not in self._local:
+            block = self.kinds[kind] if kind >= 0 else None
+            if block is not None:
+                operators = block_operators(self.model, block)
+            else:
+                operators = (embedding_operators if kind == EMBEDDING else head_operators)(
+                    self.model
+                )
+            self._local[key] = tuple(
+                localize(op, self.model, block, setting.tensor, setting.expert) for op in operators
+            )
+        return self._local[key]
+
+    def piece(self, kind: int, setting: Setting) -> PieceCost:
+        """The cost of a layer of some kind, of the embedding or of the head."""
+        key = (kind, setting)
+        if key not in self._layers:
+            site, local = self.site(setting), self.local(kind, setting)
+            if kind >= 0:
+                cost = layer_cost(site, self.kinds[kind], local, setting)
+            else:
+                cost = (embedding_cost if kind == EMBEDDING else head_cost)(site, local, setting)
+            self._layers[key] = cost
+        return self._layers[key]
+
+    def unit(self, kind: int, setting: Setting) -> Holdings:
+        """The parameters of a layer of some kind, of the embedding or of the head on a rank."""
+        key = (kind, setting.tensor, setting.expert)
+        if key not in self._units:
+            block = self.kinds[kind] if kind >= 0 else None
+            local = self.local(kind, setting)
+            self._units[key] = holdings(local, block, self.model.hidden, setting.tensor)
+        return self._units[key]
+
+    def stage(self, counts: Counts, is_first: bool, is_last: bool, setting: Setting) -> StageCost:
+        """The cost of a stage with these layers, and the ends of the model if they are its own."""
+        key = (counts, is_first, is_last, setting)
+        if key not in self._stages:
+            self._stages[key] = self._price_stage(*key)
+        return self._stages[key]
+
+    def _price_stage(
+        self, counts: Counts, is_first: bool, is_last: bool, setting: Setting
+    ) -> StageCost:
+        pieces = [(kind, count) for kind, count in enumerate(counts) if count]
+        pieces += [(EMBEDDING, 1)] if is_first else []
+        pieces += [(HEAD, 1)] if is_last else []
+        costs = [(self.piece(kind, setting), count) for kind, count in pieces]
+        held = self._holdings(pieces, setting, both_ends=is_first and is_last)
+        forward, backward = Parts(), Parts()
+        for cost, count in costs:
+            forward = forward.plus(cost.forward.times(count))
+            backward = backward.plus(cost.backward.times(count))
+        backward = backward.plus(Parts(compute_s=self._accumulation_s(held, setting)))
+        return StageCost(
+            forward=forward,
+            backward=backward,
+            forward_s=forward.total_s,
+            backward_s=backward.total_s,
+            saved_bytes=sum(cost.saved_bytes * count for cost, count in costs),
+            working_bytes=max(cost.working_bytes for cost, _ in costs),
+            logits_bytes=max(cost.logits_bytes for cost, _ in costs),
+            head_gradient_bytes=max(cost.head_gradient_bytes for cost, _ in costs),
+            recomputed_flops=sum(cost.recomputed_flops * count for cost, count in costs),
+            num_units=sum(count for _, count in pieces),
+            largest_unit=max(self.unit(kind, setting).total for kind, _ in pieces),
+            largest_weight=max(
+                op.weight_elements
+                for kind, _ in pieces
+                if kind != HEAD  # the head's gradient is counted on its own
+                for op in self.local(kind, setting)
+            )
+            if any(kind != HEAD for kind, _ in pieces)
+            else 0,
+            holdings=held,
+        )
+
+    def _holdings(
+        self, pieces: list[tuple[int, int]], setting: Setting, both_ends: bool
+    ) -> Holdings:
+        """Parameters of a stage. A tied table is held once by a stage with both ends."""
+        held = Holdings()
+        for kind, count in pieces:
+            held = held.plus(self.unit(kind, setting), count)
+        if not self.model.tied or not {EMBEDDING, HEAD} & {kind for kind, _ in pieces}:
+            return held
+        table = self.local(HEAD, setting)[1].weight_elements
+        if both_ends:
+            return held._replace(dense=held.dense - table)
+        return held._replace(tied=table)
+
+    def _accumulation_s(self, held: Holdings, setting: Setting) -> float:
+        """Adding a micro-batch's gradients into the fp32 buffers: one read, one read and write."""
+        used = self.rates(setting.dtype)
+        return held.total * (used.element_bytes + 8.0) / used.memory_bytes_per_s
+
+
+EMBEDDING, HEAD = -1, -2

@@ -1,0 +1,52 @@
+"""ZeRO-2 and ZeRO-3: communication inside every micro-batch (priced, not run today).
+
+ZeRO-2 reduce-scatters a micro-batch's gradients in its backward; ZeRO-3 also gathers parameters
+ahead of each layer, in the forward and again in the backward (domain.md section 2).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triptych.cost.collectives import Group
+from triptych.cost.holdings import Holdings
+from triptych.cost.storage import Storage
+
+OVERLAP = 0.8
+"""Share of compute behind which gathers and scatters hide (FSDP's prefetch of one unit)."""
+
+
+class Exposed(NamedTuple):
+    """Exposed seconds that a pass of one micro-batch gains."""
+
+    forward_s: float
+    backward_s: float
+
+
+def sharded_pass(
+    held: Holdings,
+    num_units: int,
+    storage: Storage,
+    data: Group,
+    *,
+    reduction_bytes: float,
+    forward_s: float,
+    backward_s: float,
+    is_cpu: bool,
+) -> Exposed:
+    """Exposed seconds of a stage's gathers and scatters, `num_units` layers of equal size."""
+    if storage.zero < 2 or data.size == 1:
+        return Exposed(0.0, 0.0)
+    unit = held.total / num_units
+    scatter_s = data.gather_s(unit * reduction_bytes)
+    gather_s = data.gather_s(unit * storage.parameter_bytes) if storage.zero >= 3 else 0.0
+    hides = 0.0 if is_cpu else OVERLAP
+    return Exposed(
+        _exposed_s(num_units * gather_s, gather_s, hides * forward_s),
+        _exposed_s(num_units * (gather_s + scatter_s), gather_s + scatter_s, hides * backward_s),
+    )
+
+
+def _exposed_s(total_s: float, one_s: float, hidden_s: float) -> float:
+    """All but what hides; at least one unit, which nothing can hide."""
+    return max(one_s, total_s - hidden_s)

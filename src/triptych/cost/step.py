@@ -1,0 +1,130 @@
+"""The time of one optimizer step: closed form for search, simulation of the program for answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.cost.frame import Frame
+from triptych.cost.pipeline import Pair, makespan_bound_s
+from triptych.cost.storage import Storage
+from triptych.schedule.action import Action, Kind
+from triptych.schedule.generate import build_program
+from triptych.schedule.simulate import simulate
+from triptych.schedule.timeline import Timeline
+
+SIMULATED_ACTIONS = 60_000
+"""Programs up to this many actions are simulated whole; longer ones at fewer micro-batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Seconds of a step and of its phases on the critical way.
+
+    makespan (of which `pipeline_s` is due to messages) + synchronise + optimizer + gather.
+    """
+
+    makespan_s: float
+    pipeline_s: float
+    synchronise_s: float  # from the end of the pipeline until all gradients are global
+    optimizer_s: float
+    gather_s: float
+    timeline: Timeline | None
+
+    @property
+    def total_s(self) -> float:
+        """The whole step."""
+        return self.makespan_s + self.synchronise_s + self.optimizer_s + self.gather_s
+
+
+def step_bound_s(frame: Frame, storage: Storage, schedule: str, update_s: float) -> float:
+    """A time that the step does not undercut; exact for one pipeline rank.
+
+    `update_s`: the slowest rank's optimizer and gather, see `update_seconds`.
+    """
+    makespan_s = makespan_bound_s(
+        schedule, frame.pairs(storage), frame.num_microbatches, frame.hop_s
+    )
+    first = frame.tail(0, storage)  # the first stage ends last
+    return makespan_s + first.reduce_s + first.other_s + update_s
+
+
+def update_seconds(frame: Frame, storage: Storage) -> tuple[float, float]:
+    """Optimizer and gather of the rank that takes longest over both."""
+    tails = [frame.tail(rank, storage) for rank in frame.distinct]
+    slowest = max(tails, key=lambda tail: tail.optimizer_s + tail.gather_s)
+    return slowest.optimizer_s, slowest.gather_s
+
+
+def price_step(frame: Frame, storage: Storage, schedule: str) -> Step:
+    """The step, its pipeline simulated with the very program that would run.
+
+    Very long programs are simulated with fewer micro-batches and continued at their steady pace.
+    """
+    pairs = frame.pairs(storage)
+    ends_s, timeline = _ends(frame, pairs, schedule, frame.hop_s)
+    makespan_s = max(ends_s)
+    without_hops_s = makespan_s
+    if frame.num_ranks > 1:
+        without_hops_s = max(_ends(frame, pairs, schedule, 0.0)[0])
+    global_s = _global_gradients_s(frame, storage, ends_s)
+    optimizer_s, gather_s = update_seconds(frame, storage)
+    return Step(
+        makespan_s=makespan_s,
+        pipeline_s=max(0.0, makespan_s - without_hops_s),
+        synchronise_s=global_s - makespan_s,
+        optimizer_s=optimizer_s,
+        gather_s=gather_s,
+        timeline=timeline,
+    )
+
+
+def step_seconds(frame: Frame, storage: Storage, schedule: str, update_s: float) -> float:
+    """The step time of `price_step`, without the rest; `update_s` as in `step_bound_s`."""
+    if frame.num_ranks == 1:
+        return step_bound_s(frame, storage, schedule, update_s)
+    ends_s, _ = _ends(frame, frame.pairs(storage), schedule, frame.hop_s)
+    return _global_gradients_s(frame, storage, ends_s) + update_s
+
+
+def _global_gradients_s(frame: Frame, storage: Storage, ends_s: list[float]) -> float:
+    """When the gradients of every rank are global, given when each ends its pipeline work."""
+    tails = {rank: frame.tail(rank, storage) for rank in frame.distinct}
+    early_s = {rank: tail.reduce_s + tail.other_s for rank, tail in tails.items()}
+    return max(end + early_s[kind] for kind, end in zip(frame.kind_of_rank, ends_s, strict=True))
+
+
+def _ends(
+    frame: Frame, pairs: list[Pair], schedule: str, hop_s: float
+) -> tuple[list[float], Timeline | None]:
+    """When each rank ends its part of the program; the timeline if it was simulated whole."""
+    ranks, count = frame.num_ranks, frame.num_microbatches
+    most = max(4 * len(pairs), SIMULATED_ACTIONS // (2 * len(pairs)))
+    if count <= most:
+        timeline = _simulated(pairs, schedule, ranks, count, frame.chunks, hop_s)
+        return _rank_ends(timeline), timeline
+    period = len(pairs)
+    most -= (most - count) % period  # the same place in the period as the full count
+    shorter = _rank_ends(_simulated(pairs, schedule, ranks, most - period, frame.chunks, hop_s))
+    longer = _rank_ends(_simulated(pairs, schedule, ranks, most, frame.chunks, hop_s))
+    periods = (count - most) / period
+    return [b + periods * (b - a) for a, b in zip(shorter, longer, strict=True)], None
+
+
+def _simulated(
+    pairs: list[Pair], schedule: str, ranks: int, count: int, chunks: int, hop_s: float
+) -> Timeline:
+    def duration(action: Action) -> float:
+        forward_s, backward_s = pairs[action.stage]
+        if action.kind is Kind.F:
+            return forward_s
+        return backward_s if action.kind is Kind.B else backward_s / 2.0  # half of it: I or W
+
+    program = build_program(schedule, ranks, count, chunks)
+    return simulate(program, duration, lambda _: hop_s)
+
+
+def _rank_ends(timeline: Timeline) -> list[float]:
+    ends = [0.0] * timeline.num_ranks
+    for span in timeline.spans:
+        ends[span.rank] = max(ends[span.rank], span.end_s)
+    return ends

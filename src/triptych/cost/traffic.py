@@ -1,0 +1,163 @@
+"""Bytes that a rank sends in one step, by axis; what the runtime's counters show.
+
+Ring-optimal: an all-reduce of S sends 2 (n-1)/n S, a gather or scatter (n-1)/n S, a message S.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triptych.cost.collectives import all_reduce_bytes, gather_bytes
+from triptych.cost.frame import Frame
+from triptych.cost.holdings import Holdings
+from triptych.cost.layer import (
+    Site,
+    activation_bytes,
+    dispatch_bytes,
+    message_bytes,
+    regions,
+    ring_bytes,
+)
+from triptych.cost.setting import Setting
+from triptych.cost.shard import LocalOperator, copies_of
+from triptych.cost.storage import Storage
+from triptych.cost.sync import late_elements
+from triptych.model.model import Block
+
+
+class Traffic(NamedTuple):
+    """Bytes sent by axis; `tie` is the exchange of a tied table between first and last stage."""
+
+    tensor: float = 0.0
+    pipeline: float = 0.0
+    data: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+    tie: float = 0.0
+
+    def plus(self, other: Traffic, times: float = 1.0) -> Traffic:
+        """This and `times` of another."""
+        return Traffic(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+    def largest(self, other: Traffic) -> Traffic:
+        """The larger of each axis."""
+        return Traffic(*map(max, self, other))
+
+
+def layer_traffic(
+    site: Site, block: Block, local: tuple[LocalOperator, ...], setting: Setting
+) -> Traffic:
+    """Bytes of one layer for one micro-batch, forward and backward."""
+    passes = 3 if setting.recompute == "full" else 2
+    reduced = all_reduce_bytes(setting.tensor, activation_bytes(site, setting))
+    ring = (setting.context - 1) * ring_bytes(site, local, setting)
+    dispatched = gather_bytes(setting.expert, dispatch_bytes(site, block, setting))
+    return Traffic(
+        tensor=passes * regions(block) * reduced,
+        context=(passes + 1) * ring,
+        expert=passes * 2 * dispatched,
+    )
+
+
+def embedding_traffic(site: Site, setting: Setting) -> Traffic:
+    """One all-reduce of the hidden states, or a reduce-scatter and its backward's all-gather."""
+    return Traffic(tensor=all_reduce_bytes(setting.tensor, activation_bytes(site, setting)))
+
+
+def head_traffic(site: Site, setting: Setting) -> Traffic:
+    """One all-reduce of the hidden states' gradient, or gather and scatter; three fp32 a token."""
+    tokens = setting.microbatch * site.sequence_length / setting.context
+    hidden = all_reduce_bytes(setting.tensor, activation_bytes(site, setting))
+    return Traffic(tensor=hidden + all_reduce_bytes(setting.tensor, 12.0 * tokens))
+
+
+def step_traffic(
+    held: Holdings,
+    storage: Storage,
+    *,
+    tensor: int,
+    copies: int,
+    data: int,
+    expert_data: int,
+    sequence_parallel: bool,
+    num_microbatches: int,
+) -> Traffic:
+    """Bytes of what happens once a step: gradients, parameters, late sums."""
+    reduction_bytes = storage.reduction_bytes
+    late = all_reduce_bytes(tensor, late_elements(held, sequence_parallel) * reduction_bytes)
+    late += all_reduce_bytes(copies, held.copied * reduction_bytes)
+    reduced = gather_bytes(data, held.dense) + gather_bytes(expert_data, held.expert)
+    return Traffic(
+        tensor=late,
+        data=reduced * _bytes_per_element(storage, reduction_bytes, num_microbatches),
+        tie=all_reduce_bytes(2, held.tied * reduction_bytes),
+    )
+
+
+def _bytes_per_element(storage: Storage, reduction_bytes: float, num_microbatches: int) -> float:
+    """Bytes that cross the data axis per parameter and step, before the factor (n-1)/n."""
+    rounds = num_microbatches if storage.zero >= 2 else 1
+    match storage.zero:
+        case 0:
+            return 2.0 * reduction_bytes
+        case 3:
+            return rounds * (2.0 * storage.parameter_bytes + reduction_bytes)
+        case _:
+            return rounds * reduction_bytes + storage.parameter_bytes
+
+
+def messages(rank: int, num_ranks: int, chunks: int) -> int:
+    """Messages that a pipeline rank sends per micro-batch, both directions and all chunks."""
+    if num_ranks == 1:
+        return 0
+    stages = range(rank, num_ranks * chunks, num_ranks)
+    last = num_ranks * chunks - 1
+    return sum((stage < last) + (stage > 0) for stage in stages)
+
+
+def frame_traffic(frame: Frame, storage: Storage) -> Traffic:
+    """The most that any rank sends in a step, axis by axis."""
+    most = Traffic()
+    for rank in range(frame.num_ranks):
+        most = most.largest(rank_traffic(frame, storage, rank))
+    return most
+
+
+def rank_traffic(frame: Frame, storage: Storage, rank: int) -> Traffic:
+    """What a pipeline rank sends in a step."""
+    total = Traffic()
+    for index in frame.stages_of(rank):
+        total = total.plus(_stage_traffic(frame, index), frame.num_microbatches)
+        total = total.plus(_step_traffic(frame, storage, index))
+    setting = frame.settings[rank]
+    sent = messages(rank, frame.num_ranks, frame.chunks) * frame.num_microbatches
+    size_bytes = message_bytes(frame.pricer.site(setting), setting)
+    return total.plus(Traffic(pipeline=sent * size_bytes))
+
+
+def _stage_traffic(frame: Frame, index: int) -> Traffic:
+    """Bytes of one micro-batch on one stage, messages to other stages left out."""
+    pricer, setting = frame.pricer, frame.settings[index]
+    site, stage = pricer.site(setting), frame.stages[index]
+    total = Traffic()
+    for kind, count in enumerate(pricer.counts(stage.start, stage.stop)):
+        local = pricer.local(kind, setting)
+        total = total.plus(layer_traffic(site, pricer.kinds[kind], local, setting), count)
+    total = total.plus(embedding_traffic(site, setting)) if index == 0 else total
+    is_last = index == len(frame.stages) - 1
+    return total.plus(head_traffic(site, setting)) if is_last else total
+
+
+def _step_traffic(frame: Frame, storage: Storage, index: int) -> Traffic:
+    stage, setting = frame.stages[index], frame.settings[index]
+    ranks = stage.data * stage.context
+    return step_traffic(
+        frame.costs[index].holdings,
+        storage,
+        tensor=stage.tensor,
+        copies=max(copies_of(block, stage.tensor) for block in frame.pricer.kinds),
+        data=ranks,
+        expert_data=max(1, ranks // stage.expert),
+        sequence_parallel=setting.sequence_parallel,
+        num_microbatches=frame.num_microbatches,
+    )
