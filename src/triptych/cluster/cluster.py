@@ -76,5 +76,15 @@ class Cluster:
 
     def link(self, ranks: tuple[int, ...] | range) -> Link:
         """The slowest link that a group of ranks (node-major order) has to cross."""
-        nodes = {rank // self.devices_per_node for rank in ranks}
-        return self.network if len(nodes) > 1 else self.groups[0].link
+        places = {self._place(rank) for rank in ranks}
+        if len(places) > 1:
+            return self.network
+        return self.groups[next(iter(places))[0] if places else 0].link
+
+    def _place(self, rank: int) -> tuple[int, int]:
+        """Group and node, both by index, of a rank."""
+        for index, group in enumerate(self.groups):
+            if rank < group.num_devices:
+                return index, rank // group.devices_per_node
+            rank -= group.num_devices
+        raise IndexError(f"the cluster has {self.num_devices} devices")

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def local_cluster(ranks: int | None = None, environ: Mapping[str, str] = os.environ) -> Cluster:
-    """The machine at hand: all visible CUDA devices, or one rank a usable core, or `ranks` of either.
+    """The machine at hand: every visible CUDA device or usable core, or `ranks` of either.
 
     CPU ranks may be more than cores: they then share the cores' rates.
 

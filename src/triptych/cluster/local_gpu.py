@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of the machine at hand as a cluster of one node, by the figures of the catalogue."""
+"""The NVIDIA GPUs of the machine at hand as a cluster, by the figures of the catalogue."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-SECONDS = 0.1  # per figure, twice; the best call counts, so that other load disturbs little
+SECONDS = 0.08  # per figure, twice; the best call counts, so that other load disturbs little
 LARGE = (512, 512, 512)
 SMALL = (256, 256, 1024)  # rows, depth, columns of a product of a small model
 COPY_BYTES = 64 * 1024**2
