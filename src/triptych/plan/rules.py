@@ -338,7 +338,7 @@ def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
         (plan.accumulation != "reduce_last", f"accumulation={plan.accumulation}"),
         (plan.chunks > 1, f"several chunks a rank (chunks={plan.chunks})"),
         (plan.schedule not in RUNNABLE_SCHEDULES, f"schedule {plan.schedule}"),
-        (plan.recompute != "none", f"recomputation (recompute={plan.recompute})"),
+        (plan.recompute == "selective", "selective recomputation (recompute=selective)"),
         (plan.offload != "none", f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),
         (plan.compile, "compilation (compile=true)"),

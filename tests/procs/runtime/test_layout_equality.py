@@ -28,6 +28,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "TP2xPP2": {"tp": 2, "pp": 2},
     "TP2xDP2": {"tp": 2, "dp": 2, "sequence_parallel": True},
     "PP2xDP2 ZeRO-1": {"pp": 2, "dp": 2, "zero": 1},
+    "recompute": {"recompute": "full"},
+    "TP2xPP2+SP recompute": {"tp": 2, "pp": 2, "sequence_parallel": True, "recompute": "full"},
     "2x2x2": {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "sequence_parallel": True},
 }
 MODELS: dict[str, dict[str, Any]] = {
