@@ -51,7 +51,7 @@ def parse_cluster(text: str) -> Cluster:
     Raises ClusterError that lists what is wrong in every group, with what would work.
     """
     words = text.strip()
-    if words.lower().endswith(".toml") or Path(words).expanduser().is_file():
+    if words.lower().endswith(".toml"):
         return read_cluster(Path(words).expanduser())
     parts = [_read_part(part.strip(), words) for part in words.split("+")]
     if any(part.device.lower() == "local" for part in parts):
