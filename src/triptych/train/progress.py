@@ -76,9 +76,9 @@ class Lines:
             self._begun_at = record.step
         if record.step in (self._begun_at, self._total) or record.step % self._every == 0:
             left_s = (self._total - record.step) * record.step_time_s
+            left = f"  left {format_seconds(left_s)}" if left_s else ""
             self.say(
-                f"step {record.step}/{self._total}  loss {record.loss:.4f}  "
-                f"{_speed(record)}  left {format_seconds(left_s)}"
+                f"step {record.step}/{self._total}  loss {record.loss:.4f}  {_speed(record)}{left}"
             )
 
     def evaluation(self, record: EvaluationRecord) -> None:
@@ -92,7 +92,7 @@ class Lines:
 class Bar:
     """A progress bar with loss, speed and the time that is left."""
 
-    def __init__(self, total: int, done: int, console: Console) -> None:
+    def __init__(self, total: int, console: Console) -> None:
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -101,15 +101,19 @@ class Bar:
             TimeRemainingColumn(),
             console=console,
         )
-        self._task: TaskID = self._progress.add_task("", total=total, completed=done)
-        self._progress.start()
+        self._task: TaskID = self._progress.add_task("", total=total)
+        self._started = False
 
     def say(self, text: str) -> None:
         """Writes a line above the bar."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, record: StepRecord) -> None:
-        """Moves the bar."""
+        """Moves the bar; the first step draws it."""
+        if not self._started:
+            self._progress.update(self._task, completed=record.step - 1)
+            self._progress.start()
+            self._started = True
         text = f"loss {record.loss:.4f}  {_speed(record)}  left"
         self._progress.update(self._task, completed=record.step, description=text)
 
@@ -122,12 +126,12 @@ class Bar:
         self._progress.stop()
 
 
-def make_reporter(rank: int, total: int, done: int, every: int) -> Reporter:
+def make_reporter(rank: int, total: int, every: int) -> Reporter:
     """The reporter for a rank: nothing but for rank 0, a bar if somebody is watching."""
     if rank > 0:
         return Silent()
     if sys.stderr.isatty():
-        return Bar(total, done, Console(stderr=True))
+        return Bar(total, Console(stderr=True))
     return Lines(total, every, sys.stderr)
 
 

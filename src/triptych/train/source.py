@@ -13,6 +13,7 @@ from triptych.errors import JobError, ModelError, Problem
 from triptych.model.hf import from_config
 from triptych.model.load import CONFIG, cached_config, hub_cache
 from triptych.model.model import Model
+from triptych.plan.rules import RUNNABLE_FAMILIES
 from triptych.train.job import Job
 from triptych.train.tokenizer import TextTokenizer, load_tokenizer
 
@@ -41,7 +42,11 @@ def read_source(job: Job) -> Source:
     tokenizer = load_tokenizer(job.tokenizer.path or _beside(directory, job))
     config = _completed(config, job, tokenizer)
     model = from_config(config, _name(job))
-    problems = [*_vocabulary(tokenizer, model), *_positions(job, model), *_weights(job, directory)]
+    if model.family not in RUNNABLE_FAMILIES:
+        what = f"model_type '{model.family}' cannot be trained"
+        rule = "a family runs once it is proved equal to the stock library"
+        raise ModelError(Problem(what, rule, " or ".join(RUNNABLE_FAMILIES)))
+    problems = [*_vocabulary(tokenizer, model), *_weights(job, directory)]
     if problems:
         raise JobError(problems)
     return Source(config=config, model=model, directory=directory, tokenizer=tokenizer)
@@ -103,15 +108,6 @@ def _vocabulary(tokenizer: TextTokenizer, model: Model) -> list[Problem]:
     rule = "every token has a row in the embedding"
     works = f"vocab_size = {tokenizer.vocab_size}, or the model's own tokenizer"
     return [Problem(what, rule, works)]
-
-
-def _positions(job: Job, model: Model) -> list[Problem]:
-    length = job.data.sequence_length
-    if length <= model.max_position:
-        return []
-    what = f"[data] sequence_length = {length}, but the model has {model.max_position} positions"
-    rule = "a sequence fits into max_position_embeddings"
-    return [Problem(what, rule, f"sequence_length = {model.max_position}")]
 
 
 def _weights(job: Job, directory: Path | None) -> list[Problem]:

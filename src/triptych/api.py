@@ -1,0 +1,193 @@
+"""The public functions: besides the command line the only place where search and runtime meet.
+
+Planning and pricing need no torch. What trains is in the optional extra `run`: those two modules
+are loaded by name, the one with torch only when the job is known to be valid.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triptych.cluster.cluster import Cluster
+from triptych.cluster.text import parse_cluster
+from triptych.cost.predict import predict as price_plan
+from triptych.cost.prediction import Prediction
+from triptych.errors import PlanError, Problem
+from triptych.model.load import load_model
+from triptych.model.model import Model
+from triptych.plan.plan import Plan
+from triptych.plan.rules import require_legal
+from triptych.plan.toml import load_plan
+from triptych.plan.workload import Workload
+from triptych.search.search import SearchResult, search
+
+if TYPE_CHECKING:
+    from triptych.train.environment import Place
+    from triptych.train.folder import RunFolder
+    from triptych.train.job import Job
+    from triptych.train.planning import Found
+    from triptych.train.prepare import Draft
+    from triptych.train.result import Summary
+
+__all__ = ["TrainResult", "find_plan", "predict", "train"]
+
+_PREPARE = "triptych.train.prepare"
+_PLANNING = "triptych.train.planning"
+_LAUNCH = "triptych.train.launch"
+_WORKER = "triptych.train.worker"
+
+_PLANS = 20  # to choose from, since the best may not run today
+
+
+def find_plan(
+    model: str | Model,
+    cluster: str | Cluster,
+    *,
+    sequence_length: int,
+    global_batch: int,
+    fixed: Mapping[str, str] | None = None,
+    top: int = 5,
+) -> SearchResult:
+    """The fastest legal ways to train a model on a cluster, with prices and reasons.
+
+    `fixed` holds settings that every plan keeps, such as `{"tp": "8"}`.
+    """
+    workload = Workload(sequence_length=sequence_length, global_batch=global_batch)
+    return search(_model(model), _cluster(cluster), workload, fixed=fixed or {}, top=top)
+
+
+def predict(
+    model: str | Model,
+    cluster: str | Cluster,
+    plan: str | Plan,
+    *,
+    sequence_length: int,
+    global_batch: int,
+) -> Prediction:
+    """Step time, memory and traffic of one plan. Raises PlanError if the plan is not legal."""
+    workload = Workload(sequence_length=sequence_length, global_batch=global_batch)
+    shape, where = _model(model), _cluster(cluster)
+    chosen = load_plan(plan, shape, where) if isinstance(plan, str) else plan
+    require_legal(chosen, shape, where, workload)
+    return price_plan(shape, where, workload, chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """How a training run ended."""
+
+    folder: Path
+    plan: Plan
+    step: int
+    loss: float | None  # of the last step; None if the run was complete before
+    eval_loss: float | None
+    checkpoint: Path | None  # the last one written in this launch
+
+
+def train(
+    job: str | Path, overrides: Sequence[str] = (), *, say: Callable[[str], None] | None = None
+) -> TrainResult | None:
+    """Trains as a job file says, with `section.key=value` overrides; resumes if it can.
+
+    Starts the ranks on this machine, or is one of them under `torchrun` or Slurm; then only rank 0
+    gets a result. `say` is told what happens meanwhile; by default it goes to stderr.
+
+    Raises InputError before anything is written if the job cannot work, and RunError if a rank
+    fails.
+    """
+    say = say or _say
+    read: Job = import_module("triptych.train.job_file").read_job(job, overrides)
+    place: Place | None = import_module("triptych.train.environment").place()
+    return _train_here(read, say) if place is None else _train_as_rank(read, place, say)
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+def _train_here(job: Job, say: Callable[[str], None]) -> TrainResult:
+    draft: Draft = import_module(_PREPARE).draft(job, None, _Planner(), say)
+    say(f"starting {draft.choice.plan.world_size} ranks")
+    run = _written(draft)
+    summary: Summary = import_module(_LAUNCH).launch(
+        run,
+        draft.choice.plan.world_size,
+        Path(job.checkpoint.folder or ""),
+        on_gpu=draft.is_on_gpu,
+    )
+    return _result(draft, summary)
+
+
+def _train_as_rank(job: Job, place: Place, say: Callable[[str], None]) -> TrainResult | None:
+    drafts: list[Draft] = []
+
+    def make_ready() -> RunFolder:
+        drafts.append(import_module(_PREPARE).draft(job, place, _Planner(), say))
+        return _written(drafts[0])
+
+    summary: Summary = import_module(_WORKER).run_as_rank(place, make_ready)
+    return _result(drafts[0], summary) if drafts else None
+
+
+def _written(draft: Draft) -> RunFolder:
+    """The run folder of a draft, if the checkpoints in it can be resumed from."""
+    import_module(_LAUNCH).require_resumable(draft.job)
+    run: RunFolder = import_module(_PREPARE).write_run(draft)
+    return run
+
+
+def _result(draft: Draft, summary: Summary) -> TrainResult:
+    return TrainResult(
+        folder=draft.run.path,
+        plan=draft.choice.plan,
+        step=summary.step,
+        loss=summary.loss,
+        eval_loss=summary.eval_loss,
+        checkpoint=summary.checkpoint,
+    )
+
+
+class _Planner:
+    """Search and cost, as `train` asks for them."""
+
+    def search(
+        self, model: Model, cluster: Cluster, workload: Workload, fixed: Mapping[str, str]
+    ) -> Found:
+        """The best plans. Raises PlanError with what was rejected if there is none."""
+        result = search(model, cluster, workload, fixed=fixed, top=_PLANS)
+        document = result.to_json()
+        if not result.plans:
+            counts = [f"{count} by {reason}" for reason, count in result.rejected.items()]
+            raise PlanError(
+                Problem(f"no plan fits on {cluster.name}: {', '.join(counts)}", str(result.closest))
+            )
+        plans = [candidate.plan for candidate in result.plans]
+        found: Found = import_module(_PLANNING).Found(plans=plans, document=document)
+        return found
+
+    def price(
+        self, model: Model, cluster: Cluster, workload: Workload, plan: Plan
+    ) -> Mapping[str, Any]:
+        """The prediction as JSON, its timeline included."""
+        prediction = price_plan(model, cluster, workload, plan)
+        document: dict[str, Any] = dict(prediction.to_json())
+        if prediction.timeline is not None:
+            document["timeline"] = prediction.timeline.to_json()
+        return document
+
+
+def _model(model: str | Model) -> Model:
+    return load_model(model) if isinstance(model, str) else model
+
+
+def _cluster(cluster: str | Cluster) -> Cluster:
+    return parse_cluster(cluster) if isinstance(cluster, str) else cluster
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,252 @@
+"""The training loop of one rank: steps, evaluations, checkpoints, metrics.
+
+It sees the engine and the checkpoints through what it calls of them, so that a few lines of a
+test can stand for either.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+
+from triptych.errors import RunError
+from triptych.runtime.engine import MicroBatch
+from triptych.schedule.timeline import Timeline
+from triptych.train.data import Arrays, EvaluationData, TrainingData
+from triptych.train.learning_rate import LearningRate
+from triptych.train.metrics import EvaluationRecord, Metrics, StepRecord
+from triptych.train.progress import Reporter
+from triptych.train.result import Position, Summary
+from triptych.train.status import Phase, StatusFile
+
+
+class Step(Protocol):
+    """What the loop reads of a step's result; on a GPU reading waits for the device."""
+
+    @property
+    def loss(self) -> float:
+        """Mean over the trained tokens of the global batch."""
+
+    @property
+    def grad_norm(self) -> float:
+        """Of the whole gradient, before clipping."""
+
+    @property
+    def tokens(self) -> int:
+        """Trained tokens of the global batch."""
+
+    @property
+    def time_s(self) -> Mapping[str, float]:
+        """Seconds by term."""
+
+    @property
+    def bytes_sent(self) -> Mapping[str, int]:
+        """Bytes by mesh axis."""
+
+
+class Trains(Protocol):
+    """What the loop needs of an engine. Both calls are collective."""
+
+    def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> Step:
+        """One optimizer step."""
+
+    def evaluate(self, microbatches: Sequence[MicroBatch]) -> tuple[float, int]:
+        """Summed loss and tokens of one global batch."""
+
+    def timeline(self) -> Timeline:
+        """The spans of the last step."""
+
+
+class Saves(Protocol):
+    """Writes checkpoints; collective."""
+
+    def save(self, step: int, samples: int) -> Path:
+        """A complete checkpoint after `step` steps and `samples` consumed samples."""
+
+
+class Memory(Protocol):
+    """Knows the peak memory of this rank and, after `share`, of the largest."""
+
+    def share(self) -> None:
+        """Learns the largest rank's; collective."""
+
+    def largest_bytes(self) -> int:
+        """Bytes of the largest rank, as far as known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """How long a run is and what happens how often (0: not in between)."""
+
+    steps: int
+    global_batch: int
+    eval_every: int = 0
+    save_every: int = 0
+
+
+class _Waiting(NamedTuple):
+    """A step that was issued and whose numbers were not read yet."""
+
+    step: int
+    learning_rate: float
+    result: Step
+
+
+class Loop:
+    """One rank's loop over a run.
+
+    `metrics` is where rank 0 writes and None on other ranks. A result is read `lag` steps after it
+    was issued: 1 on a GPU, so that the host runs ahead.
+    """
+
+    def __init__(
+        self,
+        engine: Trains,
+        *,
+        lengths: Lengths,
+        rate: LearningRate,
+        training: TrainingData,
+        evaluation: EvaluationData | None,
+        saver: Saves,
+        memory: Memory,
+        status: StatusFile,
+        reporter: Reporter,
+        metrics: Metrics | None,
+        lag: int = 0,
+    ) -> None:
+        self._engine = engine
+        self._lengths = lengths
+        self._rate = rate
+        self._training = training
+        self._evaluation = evaluation
+        self._saver = saver
+        self._memory = memory
+        self._status = status
+        self._reporter = reporter
+        self._metrics = metrics
+        self._lag = lag
+        self._waiting: deque[_Waiting] = deque()
+        self._last_end_s = 0.0
+        self._loss: float | None = None
+        self._eval_loss: float | None = None
+        self._checkpoint: Path | None = None
+        self.timeline: Timeline | None = None
+        """Of the last step, once the run is through."""
+
+    def run(self, start: Position) -> Summary:
+        """Trains from `start` to the last step; evaluates at both ends, saves after the last.
+
+        Raises RunError when loss or gradient norm is not finite, before anything is saved.
+        """
+        self._evaluate(start.step)
+        position = start
+        self._last_end_s = time.perf_counter()
+        while position.step < self._lengths.steps:
+            position = self._step(position)
+            self._after(position, start)
+        self._memory.share()
+        return Summary(position.step, self._loss, self._eval_loss, self._checkpoint)
+
+    # ---- one step ------------------------------------------------------------------------------
+
+    def _step(self, position: Position) -> Position:
+        step = position.step + 1
+        self._status.set(step, Phase.DATA)
+        microbatches = [
+            _on_host(arrays) for arrays in self._training.microbatches(position.samples)
+        ]
+        learning_rate = self._rate.at(step)
+        self._status.set(step, Phase.STEP)
+        result = self._engine.step(microbatches, learning_rate)
+        self._waiting.append(_Waiting(step, learning_rate, result))
+        self._read(self._lag)
+        return Position(step, position.samples + self._lengths.global_batch)
+
+    def _read(self, leave: int) -> None:
+        """Reads the results of all steps but the last `leave`."""
+        while len(self._waiting) > leave:
+            waiting = self._waiting.popleft()
+            record = self._record(waiting)
+            self._require_finite(record)
+            self._loss = record.loss
+            if self._metrics is not None:
+                self._metrics.step(record)
+            self._reporter.step(record)
+
+    def _record(self, waiting: _Waiting) -> StepRecord:
+        result = waiting.result
+        loss, norm = result.loss, result.grad_norm  # on a GPU this waits for the step
+        now_s = time.perf_counter()
+        step_time_s, self._last_end_s = now_s - self._last_end_s, now_s
+        return StepRecord(
+            step=waiting.step,
+            loss=loss,
+            grad_norm=norm,
+            learning_rate=waiting.learning_rate,
+            tokens=result.tokens,
+            step_time_s=step_time_s,
+            time_s=result.time_s,
+            bytes_sent=result.bytes_sent,
+            memory_bytes=self._memory.largest_bytes(),
+        )
+
+    def _require_finite(self, record: StepRecord) -> None:
+        if math.isfinite(record.loss) and math.isfinite(record.grad_norm):
+            return
+        raise RunError(
+            f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}\n"
+            "    rule: both are finite; the step was not applied and nothing was saved after it\n"
+            "    works: a lower learning_rate or longer warmup_steps, from the last checkpoint "
+            f"({self._checkpoint or 'none in this launch'})"
+        )
+
+    # ---- between steps -------------------------------------------------------------------------
+
+    def _after(self, position: Position, start: Position) -> None:
+        """Evaluates and saves if it is time to; neither counts into the next step's time."""
+        evaluates = self._is_due(position.step, self._lengths.eval_every)
+        saves = self._is_due(position.step, self._lengths.save_every)
+        if position.step == start.step + 2 or evaluates or saves:
+            self._read(0)
+            self._memory.share()
+        if position.step == self._lengths.steps:
+            self.timeline = self._engine.timeline()  # before an evaluation adds to it
+        if evaluates:
+            self._evaluate(position.step)
+        if saves:
+            self._status.set(position.step, Phase.SAVE)
+            self._checkpoint = self._saver.save(position.step, position.samples)
+        if evaluates or saves:
+            self._last_end_s = time.perf_counter()
+
+    def _is_due(self, step: int, every: int) -> bool:
+        return step == self._lengths.steps or (every > 0 and step % every == 0)
+
+    def _evaluate(self, step: int) -> None:
+        if self._evaluation is None:
+            return
+        self._status.set(step, Phase.EVALUATE)
+        loss_sum, tokens = 0.0, 0
+        for batch in self._evaluation.batches():
+            batch_loss, batch_tokens = self._engine.evaluate([_on_host(arrays) for arrays in batch])
+            loss_sum += batch_loss
+            tokens += batch_tokens
+        record = EvaluationRecord(step, loss_sum / max(1, tokens), tokens)
+        self._eval_loss = record.loss
+        if self._metrics is not None:
+            self._metrics.evaluation(record)
+        self._reporter.evaluation(record)
+
+
+def _on_host(arrays: Arrays) -> MicroBatch:
+    """A micro-batch as tensors; the engine brings them to its device."""
+    return MicroBatch(
+        input_ids=torch.from_numpy(arrays.input_ids), labels=torch.from_numpy(arrays.labels)
+    )

@@ -1,0 +1,194 @@
+"""Which plan a job runs: the one it names, or the best that a search finds.
+
+The search and the prices come in as a `Planner`: `train` itself knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from triptych.cluster.cluster import Cluster
+from triptych.cluster.local import local_cluster
+from triptych.cluster.text import parse_cluster
+from triptych.errors import JobError, PlanError, Problem
+from triptych.model.model import Model
+from triptych.plan.plan import Plan
+from triptych.plan.rules import unrunnable, verify
+from triptych.plan.short import parse_plan, precision, read_words
+from triptych.plan.toml import read_plan
+from triptych.plan.workload import Workload
+from triptych.train.batch import fit_batch
+from triptych.train.environment import Place
+from triptych.train.job import Job
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found: plans, the best first, and its JSON document."""
+
+    plans: Sequence[Plan]
+    document: Mapping[str, Any]
+
+
+class Planner(Protocol):
+    """Searches and prices plans."""
+
+    def search(
+        self, model: Model, cluster: Cluster, workload: Workload, fixed: Mapping[str, str]
+    ) -> Found:
+        """The best plans with some settings fixed. Raises PlanError with reasons if none fits."""
+
+    def price(
+        self, model: Model, cluster: Cluster, workload: Workload, plan: Plan
+    ) -> Mapping[str, Any]:
+        """The prediction for a plan as a JSON document."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The plan of a run, where it runs, and how it was found."""
+
+    plan: Plan
+    cluster: Cluster
+    workload: Workload
+    search: Mapping[str, Any] | None  # None: the job named the plan
+
+
+def choose_plan(job: Job, model: Model, place: Place | None, planner: Planner) -> Choice:
+    """The plan of a job on this machine or in this launch; legal, and runnable today.
+
+    Raises JobError or PlanError with every broken rule and what would work.
+    """
+    workload = Workload(
+        sequence_length=job.data.sequence_length, global_batch=job.train.global_batch
+    )
+    if job.parallel.plan == AUTO:
+        return _searched(job, model, place, workload, planner)
+    return _named(job, model, place, workload)
+
+
+# --- a search -----------------------------------------------------------------------------------
+
+
+def _searched(
+    job: Job, model: Model, place: Place | None, workload: Workload, planner: Planner
+) -> Choice:
+    cluster = launch_cluster(place, job.parallel.ranks)
+    found = planner.search(model, cluster, workload, _fixed(job))
+    plans = [plan for plan in found.plans if not unrunnable(plan, model)]
+    if not plans:
+        reasons = [Problem(reason) for reason in unrunnable(found.plans[0], model)]
+        raise PlanError([Problem("no plan that was found runs today"), *reasons])
+    fitting = [plan for plan in plans if _accumulates(plan, job)]
+    if not fitting:
+        counts = sorted({plan.num_microbatches(job.train.global_batch) for plan in plans})
+        works = f"[train] accumulation = {' or '.join(map(str, counts))}, or microbatch instead"
+        what = f"no plan that was found has accumulation = {job.train.accumulation}"
+        raise JobError(Problem(what, "global batch = microbatch x DP x accumulation", works))
+    return Choice(plan=fitting[0], cluster=cluster, workload=workload, search=found.document)
+
+
+def _fixed(job: Job) -> dict[str, str]:
+    """The settings that the search must keep, under their full names."""
+    words = [f"{key}={value}" for key, value in job.parallel.fix.items()]
+    fixed = {
+        key: "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        for key, value in read_words(",".join(words)).items()
+    }
+    if job.train.microbatch is not None:
+        fixed["microbatch"] = str(job.train.microbatch)
+    if job.parallel.precision != AUTO:
+        fixed["precision"] = job.parallel.precision
+    return fixed
+
+
+def _accumulates(plan: Plan, job: Job) -> bool:
+    asked = job.train.accumulation
+    return asked is None or plan.num_microbatches(job.train.global_batch) == asked
+
+
+# --- a plan of the user's -----------------------------------------------------------------------
+
+
+def _named(job: Job, model: Model, place: Place | None, workload: Workload) -> Choice:
+    text = job.parallel.plan
+    if text.endswith(".toml"):
+        plan, says = read_plan(Path(text)), {"microbatch", "precision"}
+    else:
+        says = set(read_words(text))
+        plan = parse_plan(text, model, _cluster_for(text, model, place, job.parallel.ranks))
+    _require_ranks(plan, place, job.parallel.ranks)
+    plan = _with_precision(plan, job, "precision" in says)
+    plan, problems = fit_batch(
+        plan,
+        workload.global_batch,
+        microbatch=job.train.microbatch,
+        accumulation=job.train.accumulation,
+        plan_says="microbatch" in says,
+    )
+    cluster = launch_cluster(place, plan.world_size)
+    told = {problem.rule for problem in problems}  # the batch equation is told once
+    problems += [p for p in verify(plan, model, cluster, workload) if p.rule not in told]
+    problems += [Problem(reason, "a plan runs today") for reason in unrunnable(plan, model)]
+    if problems:
+        raise PlanError(problems)
+    return Choice(plan=plan, cluster=cluster, workload=workload, search=None)
+
+
+def _cluster_for(text: str, model: Model, place: Place | None, ranks: int | None) -> Cluster:
+    """Where a short form runs: what is launched or asked for, all GPUs, or as many CPU ranks as
+    its degrees multiply to.
+    """
+    if place is not None or ranks is not None:
+        return launch_cluster(place, ranks)
+    here = local_cluster()
+    if here.device.kind != "cpu":
+        return here
+    return local_cluster(parse_plan(text, model).world_size)
+
+
+def _require_ranks(plan: Plan, place: Place | None, ranks: int | None) -> None:
+    """Returns if the plan has the ranks that were launched or asked for. Raises JobError."""
+    degrees = f"TP={plan.tp} x PP={plan.pp} x CP={plan.cp} x DP={plan.dp} = {plan.world_size}"
+    if place is not None and place.world_size != plan.world_size:
+        started = "only one process" if place.world_size == 1 else f"{place.world_size} processes"
+        what = f"{started} exists in this launch, but the plan has {degrees} ranks"
+        works = (
+            f"torchrun --nproc-per-node={plan.world_size} -m triptych train JOB, or without a "
+            f"launcher `triptych train JOB`, which starts the {plan.world_size} ranks itself"
+        )
+        raise JobError(Problem(what, "the launch has as many processes as the plan", works))
+    if ranks is not None and ranks != plan.world_size:
+        what = f"[parallel] ranks = {ranks}, but the plan has {degrees} ranks"
+        works = f"ranks = {plan.world_size}, or none in the job"
+        raise JobError(Problem(what, "ranks = TP x PP x CP x DP", works))
+
+
+def _with_precision(plan: Plan, job: Job, plan_says: bool) -> Plan:
+    asked = job.parallel.precision
+    if asked == AUTO:
+        return plan
+    if plan_says and plan.precision.parameter != asked:
+        what = f"[parallel] precision = {asked!r}, but the plan says {plan.precision.parameter!r}"
+        raise JobError(Problem(what, "job and plan agree", 'precision = "auto"'))
+    return plan.with_(precision=precision(asked))
+
+
+# --- where --------------------------------------------------------------------------------------
+
+
+def launch_cluster(place: Place | None, ranks: int | None) -> Cluster:
+    """The cluster of the ranks: this machine, or the nodes of a launch, all like this one."""
+    if place is None:
+        return local_cluster(ranks)
+    here = local_cluster(place.local_world_size)
+    nodes = place.world_size // place.local_world_size
+    if nodes == 1:
+        return here
+    device = "cpu" if here.device.kind == "cpu" else here.device.name
+    return parse_cluster(f"{nodes}x{place.local_world_size}x{device}")

@@ -1,0 +1,322 @@
+"""One rank of a training run, from an empty process to the last checkpoint.
+
+The run folder holds all that it needs: it never plans and never predicts.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from triptych.checkpoint.hf import load_hf
+from triptych.errors import TriptychError
+from triptych.model.hf import from_config
+from triptych.model.model import Model
+from triptych.plan.plan import Plan
+from triptych.plan.toml import read_plan
+from triptych.runtime.engine import Engine, OptimizerSettings
+from triptych.runtime.mesh import Mesh
+from triptych.train import environment
+from triptych.train.checkpoints import Checkpoints, Stream
+from triptych.train.data import EvaluationData, Samples, Share, TrainingData
+from triptych.train.environment import Place
+from triptych.train.failure import is_lost_peer, write_error
+from triptych.train.folder import RunFolder, write_json
+from triptych.train.fork_server import threads_per_rank
+from triptych.train.job import Job
+from triptych.train.job_file import read_job
+from triptych.train.learning_rate import LearningRate
+from triptych.train.loop import Lengths, Loop
+from triptych.train.memory import PeakMemory
+from triptych.train.metrics import Metrics
+from triptych.train.progress import Reporter, make_reporter
+from triptych.train.result import Position, Summary
+from triptych.train.source import carried_files
+from triptych.train.startup import built, show_startup
+from triptych.train.status import Phase, StatusFile
+from triptych.train.text import DataSet, read_data
+from triptych.train.tokens import Tokens
+
+_PREPARED = "triptych/prepared"
+_PREPARING = datetime.timedelta(days=2)  # other ranks wait while rank 0 reads the text
+
+# ---- entries -----------------------------------------------------------------------------------
+
+
+def run_rank(folder: str) -> Summary:
+    """Entry of a rank that `launch.py` started: trains, or writes its error file and exits."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is for the launcher to explain
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    _end_with_launcher()
+    place = environment.place()
+    assert place is not None
+    run = RunFolder(Path(folder))
+    status = StatusFile(run.status(place.rank))
+    try:
+        return train_rank(run, place, status, _rendezvous())
+    except BaseException as error:
+        write_error(run, place.rank, status.now, error)
+        sys.stderr.flush()
+        os._exit(1)  # a broken process group may hang in a normal exit
+
+
+def run_as_rank(place: Place, prepare: Callable[[], RunFolder]) -> Summary:
+    """Entry of a rank that `torchrun` or Slurm started. Rank 0 prepares the run folder, which is
+    on a file system that all nodes share; the others wait for it.
+    """
+    environment.export(place)
+    store = _rendezvous()
+    run = _prepared(store, place.rank, prepare)
+    status = StatusFile(run.status(place.rank))
+    try:
+        return train_rank(run, place, status, store)
+    except Exception as error:
+        write_error(run, place.rank, status.now, error)
+        if is_lost_peer(error):  # the rank to look at is another one
+            logging.getLogger(__name__).error("rank %d lost its peers", place.rank)
+            os._exit(1)
+        raise
+
+
+def _rendezvous() -> Store:
+    found: tuple[Store, int, int] = next(iter(rendezvous("env://")))
+    return found[0]
+
+
+def _prepared(store: Store, rank: int, prepare: Callable[[], RunFolder]) -> RunFolder:
+    """The run folder that rank 0 has prepared; ends the other ranks quietly if it could not."""
+    if rank > 0:
+        store.wait([_PREPARED], _PREPARING)
+        folder = store.get(_PREPARED).decode()
+        if not folder:
+            raise SystemExit(TriptychError.exit_code)
+        return RunFolder(Path(folder))
+    try:
+        run = prepare()
+    except BaseException:
+        store.set(_PREPARED, "")
+        raise
+    store.set(_PREPARED, str(run.path))
+    return run
+
+
+def _end_with_launcher() -> None:
+    """Ends this process if the launcher dies, however it does: no rank is left behind."""
+    launcher = parent_process()
+    if launcher is None:
+        return
+
+    def watch() -> None:
+        connection.wait([launcher.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
+
+
+# ---- a rank's life -----------------------------------------------------------------------------
+
+
+def train_rank(run: RunFolder, place: Place, status: StatusFile, store: Store) -> Summary:
+    """Trains the run in a folder as one of its ranks; collective over all of them."""
+    _log_from(place.rank)
+    job = read_job(run.job)
+    plan = read_plan(run.plan)
+    config = json.loads(run.config.read_text("utf-8"))
+    with process_group(place, store, job.parallel.timeout_s):
+        return _Rank(run, job, plan, config, place.rank, status).train()
+
+
+@contextmanager
+def process_group(place: Place, store: Store, timeout_s: float) -> Iterator[None]:
+    """`torch.distributed` is initialised inside, on this rank's GPU if there is one."""
+    torch.set_num_threads(threads_per_rank(place.local_world_size))
+    device = None
+    if torch.cuda.is_available():
+        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    if place.world_size == 1:
+        yield
+        return
+    dist.init_process_group(
+        "gloo" if device is None else "nccl",
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        device_id=device,
+    )
+    yield
+    dist.destroy_process_group()  # not after an error: it could wait for ranks that are gone
+
+
+def _log_from(rank: int) -> None:
+    """Log lines name the rank; rank 0 speaks unless something is wrong."""
+    logging.basicConfig(format=f"rank {rank}: %(levelname)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("triptych").setLevel(logging.WARNING if rank else logging.INFO)
+
+
+class _Rank:
+    """What one rank puts together for a run."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        job: Job,
+        plan: Plan,
+        config: Mapping[str, Any],
+        rank: int,
+        status: StatusFile,
+    ) -> None:
+        self._run, self._job, self._plan, self._config = run, job, plan, config
+        self._rank, self._status = rank, status
+        self._model: Model = from_config(config, run.path.name)
+        self._data, self._tokenizer_folder = read_data(run)
+
+    def train(self) -> Summary:
+        """Builds, resumes or starts, trains, and leaves the timeline."""
+        mesh = Mesh.create(
+            self._plan, kv_heads=self._model.kv_heads, timeout_s=self._job.parallel.timeout_s
+        )
+        memory = PeakMemory(mesh.device)
+        engine = Engine.build(
+            self._plan,
+            self._config,
+            mesh,
+            seed=self._job.train.seed,
+            optimizer=optimizer_settings(self._job),
+        )
+        reporter = make_reporter(self._rank, self._job.train.steps, self._job.train.log_every)
+        try:
+            return self._train(engine, memory, reporter)
+        finally:
+            reporter.close()
+
+    def _train(self, engine: Engine, memory: PeakMemory, reporter: Reporter) -> Summary:
+        gradient = str(engine.buckets.buckets[0].gradients.dtype).removeprefix("torch.")
+        mine = built(engine.shards(), engine.mesh.coordinates.pp, gradient)
+        for line in show_startup(self._plan, self._model, mine):
+            reporter.say(line)
+        checkpoints = Checkpoints(engine, self._job, self._stream(), self._files())
+        self._status.set(0, Phase.LOAD)
+        start = checkpoints.resume(reporter) if self._job.checkpoint.resume == "auto" else None
+        if start is None and self._job.model.init == "weights":
+            load_hf(Path(self._job.model.path or ""), engine.shards())
+            engine.after_load(0)
+        loop = self._loop(engine, checkpoints, memory, reporter)
+        summary = self._run_loop(loop, start or Position(), reporter)
+        self._status.set(summary.step, Phase.DONE)
+        return summary
+
+    def _run_loop(self, loop: Loop, start: Position, reporter: Reporter) -> Summary:
+        if self._rank == 0:
+            Metrics(self._run.metrics).start_after(start.step)
+        if start.step >= self._job.train.steps:
+            reporter.say(
+                f"step {start.step} of {self._job.train.steps} is done already; "
+                "more [train] steps make it go on"
+            )
+            return Summary(start.step, None, None, None)
+        summary = loop.run(start)
+        if self._rank == 0 and loop.timeline is not None:
+            write_json(self._run.timeline, loop.timeline.to_json())
+        return summary
+
+    def _loop(
+        self, engine: Engine, checkpoints: Checkpoints, memory: PeakMemory, reporter: Reporter
+    ) -> Loop:
+        job = self._job
+        return Loop(
+            engine,
+            lengths=Lengths(
+                steps=job.train.steps,
+                global_batch=job.train.global_batch,
+                eval_every=job.train.eval_every,
+                save_every=job.checkpoint.every,
+            ),
+            rate=learning_rate(job),
+            training=training_data(job, self._plan, self._data, engine.mesh.coordinates.dp),
+            evaluation=evaluation_data(job, self._plan, self._data, engine.mesh.coordinates.dp),
+            saver=checkpoints,
+            memory=memory,
+            status=self._status,
+            reporter=reporter,
+            metrics=Metrics(self._run.metrics) if self._rank == 0 else None,
+            lag=1 if engine.mesh.device.type == "cuda" else 0,
+        )
+
+    def _stream(self) -> Stream:
+        return Stream(
+            text=self._data.train.digest,
+            sequence_length=self._job.data.sequence_length,
+            seed=self._job.train.seed,
+        )
+
+    def _files(self) -> dict[str, bytes]:
+        if self._rank > 0:
+            return {}
+        return carried_files(self._run.config.read_bytes(), self._tokenizer_folder)
+
+
+# ---- from a job to the parts of a run ----------------------------------------------------------
+
+
+def optimizer_settings(job: Job) -> OptimizerSettings:
+    """The engine's optimizer settings of a job."""
+    return OptimizerSettings(
+        betas=job.optimizer.betas,
+        eps=job.optimizer.eps,
+        weight_decay=job.optimizer.weight_decay,
+        clip_norm=job.optimizer.clip_norm,
+    )
+
+
+def learning_rate(job: Job) -> LearningRate:
+    """The learning-rate schedule of a job."""
+    return LearningRate(
+        peak=job.optimizer.learning_rate,
+        minimum=job.optimizer.min_learning_rate,
+        warmup_steps=job.optimizer.warmup_steps,
+        total_steps=job.train.steps,
+        schedule=job.optimizer.schedule,
+    )
+
+
+def training_data(job: Job, plan: Plan, data: DataSet, dp_index: int) -> TrainingData:
+    """The training data of one data rank."""
+    return TrainingData(
+        _samples(data.train, job),
+        global_batch=job.train.global_batch,
+        share=Share(microbatch=plan.microbatch, dp=plan.dp, dp_index=dp_index),
+        seed=job.train.seed,
+    )
+
+
+def evaluation_data(job: Job, plan: Plan, data: DataSet, dp_index: int) -> EvaluationData | None:
+    """The evaluation data of one data rank, if the job has any."""
+    if data.eval is None:
+        return None
+    return EvaluationData(
+        _samples(data.eval, job),
+        global_batch=job.train.global_batch,
+        share=Share(microbatch=plan.microbatch, dp=plan.dp, dp_index=dp_index),
+        num_batches=job.train.eval_batches,
+    )
+
+
+def _samples(tokens: Tokens, job: Job) -> Samples:
+    return Samples(tokens.open(), job.data.sequence_length, tokens.end_id)
