@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from triptych.cost.layer import activation_bytes, message_bytes
-from triptych.cost.memory import Memory, rank_memory
+from triptych.cost.memory import Memory, overhead_bytes, rank_memory, state_bytes, work_bytes
 from triptych.cost.pipeline import Pair, in_flight
 from triptych.cost.pricer import Pricer, StageCost
 from triptych.cost.setting import Setting
@@ -208,3 +208,25 @@ class Frame:
             (self.memory(rank, storage, flights) for rank in self.distinct),
             key=lambda memory: memory.total_bytes,
         )
+
+    def state(self, storage: Storage) -> list[float]:
+        """Bytes of the model's state on each rank of `distinct`: the part that ZeRO changes."""
+        return [
+            sum(state_bytes([self.costs[s] for s in self.stages_of(rank)], self._storage(storage, rank)))
+            for rank in self.distinct
+        ]
+
+    def work(self, schedule: str) -> list[float]:
+        """Bytes of activations on each rank of `distinct`: the part that the schedule changes."""
+        flights = in_flight(schedule, self.num_ranks, self.num_microbatches, self.chunks)
+        work = []
+        for rank in self.distinct:
+            stages = self.stages_of(rank)
+            kept = work_bytes([self.costs[s] for s in stages], [flights[s] for s in stages])
+            work.append(sum(kept) + self.exchange_bytes(rank))
+        return work
+
+    def peak_bytes(self, state: Sequence[float], work: Sequence[float]) -> float:
+        """The peak of the largest rank, as `largest_memory` has it, from its two parts."""
+        tensors = max(map(sum, zip(state, work, strict=True)))
+        return tensors + overhead_bytes(tensors, self.is_cpu)

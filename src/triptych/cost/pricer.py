@@ -52,7 +52,7 @@ class Pricer:
         self.memory_limit_bytes = memory_limit_bytes(cluster)
         self.kinds = tuple(dict.fromkeys(model.blocks))
         index = {block: i for i, block in enumerate(self.kinds)}
-        self._kind_of_layer = [index[block] for block in model.blocks]
+        self.kind_of_layer = [index[block] for block in model.blocks]
         self._rates: dict[str, Rates] = {}
         self._groups: dict[tuple[int, int], Group] = {}
         self._local: dict[tuple[int, int, int], tuple[LocalOperator, ...]] = {}
@@ -93,7 +93,7 @@ class Pricer:
         """Layers `start` to `stop` by kind."""
         if len(self.kinds) == 1:
             return (stop - start,)
-        layers = self._kind_of_layer[start:stop]
+        layers = self.kind_of_layer[start:stop]
         return tuple(layers.count(kind) for kind in range(len(self.kinds)))
 
     # --- pieces ----------------------------------------------------------------------------------

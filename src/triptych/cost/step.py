@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from triptych.cost.frame import Frame
 from triptych.cost.pipeline import Pair, makespan_bound_s
 from triptych.cost.storage import Storage
+from triptych.cost.sync import Tail
 from triptych.schedule.action import Action, Kind
 from triptych.schedule.generate import build_program
 from triptych.schedule.simulate import simulate
@@ -36,23 +38,38 @@ class Step:
         return self.makespan_s + self.synchronise_s + self.optimizer_s + self.gather_s
 
 
-def step_bound_s(frame: Frame, storage: Storage, schedule: str, update_s: float) -> float:
-    """A time that the step does not undercut; exact for one pipeline rank.
+class Priced(NamedTuple):
+    """What step times under one storage are made of: seconds of stages, and of ranks' tails."""
 
-    `update_s`: the slowest rank's optimizer and gather, see `update_seconds`.
-    """
-    makespan_s = makespan_bound_s(
-        schedule, frame.pairs(storage), frame.num_microbatches, frame.hop_s
-    )
-    first = frame.tail(0, storage)  # the first stage ends last
-    return makespan_s + first.reduce_s + first.other_s + update_s
+    pairs: list[Pair]
+    tails: dict[int, Tail]  # by rank of `Frame.distinct`
+
+    @classmethod
+    def of(cls, frame: Frame, storage: Storage) -> Priced:
+        """Prices a frame's stages and ends of step."""
+        tails = {rank: frame.tail(rank, storage) for rank in frame.distinct}
+        return cls(frame.pairs(storage), tails)
+
+    @property
+    def update(self) -> Tail:
+        """The tail of the rank that takes longest over optimizer and gather."""
+        return max(self.tails.values(), key=lambda tail: tail.optimizer_s + tail.gather_s)
 
 
-def update_seconds(frame: Frame, storage: Storage) -> tuple[float, float]:
-    """Optimizer and gather of the rank that takes longest over both."""
-    tails = [frame.tail(rank, storage) for rank in frame.distinct]
-    slowest = max(tails, key=lambda tail: tail.optimizer_s + tail.gather_s)
-    return slowest.optimizer_s, slowest.gather_s
+def step_bound_s(frame: Frame, priced: Priced, schedule: str) -> float:
+    """A time that the step does not undercut; exact for one pipeline rank."""
+    makespan_s = makespan_bound_s(schedule, priced.pairs, frame.num_microbatches, frame.hop_s)
+    first, update = priced.tails[0], priced.update  # the first stage ends last
+    return makespan_s + first.early_s + update.optimizer_s + update.gather_s
+
+
+def step_seconds(frame: Frame, priced: Priced, schedule: str) -> float:
+    """The step time of `price_step`, without the rest."""
+    if frame.num_ranks == 1:
+        return step_bound_s(frame, priced, schedule)
+    ends_s, _ = _ends(frame, priced.pairs, schedule, frame.hop_s)
+    update = priced.update
+    return _global_gradients_s(frame, priced, ends_s) + update.optimizer_s + update.gather_s
 
 
 def price_step(frame: Frame, storage: Storage, schedule: str) -> Step:
@@ -60,37 +77,29 @@ def price_step(frame: Frame, storage: Storage, schedule: str) -> Step:
 
     Very long programs are simulated with fewer micro-batches and continued at their steady pace.
     """
-    pairs = frame.pairs(storage)
-    ends_s, timeline = _ends(frame, pairs, schedule, frame.hop_s)
+    priced = Priced.of(frame, storage)
+    ends_s, timeline = _ends(frame, priced.pairs, schedule, frame.hop_s)
     makespan_s = max(ends_s)
     without_hops_s = makespan_s
     if frame.num_ranks > 1:
-        without_hops_s = max(_ends(frame, pairs, schedule, 0.0)[0])
-    global_s = _global_gradients_s(frame, storage, ends_s)
-    optimizer_s, gather_s = update_seconds(frame, storage)
+        without_hops_s = max(_ends(frame, priced.pairs, schedule, 0.0)[0])
+    update = priced.update
     return Step(
         makespan_s=makespan_s,
         pipeline_s=max(0.0, makespan_s - without_hops_s),
-        synchronise_s=global_s - makespan_s,
-        optimizer_s=optimizer_s,
-        gather_s=gather_s,
+        synchronise_s=_global_gradients_s(frame, priced, ends_s) - makespan_s,
+        optimizer_s=update.optimizer_s,
+        gather_s=update.gather_s,
         timeline=timeline,
     )
 
 
-def step_seconds(frame: Frame, storage: Storage, schedule: str, update_s: float) -> float:
-    """The step time of `price_step`, without the rest; `update_s` as in `step_bound_s`."""
-    if frame.num_ranks == 1:
-        return step_bound_s(frame, storage, schedule, update_s)
-    ends_s, _ = _ends(frame, frame.pairs(storage), schedule, frame.hop_s)
-    return _global_gradients_s(frame, storage, ends_s) + update_s
-
-
-def _global_gradients_s(frame: Frame, storage: Storage, ends_s: list[float]) -> float:
+def _global_gradients_s(frame: Frame, priced: Priced, ends_s: list[float]) -> float:
     """When the gradients of every rank are global, given when each ends its pipeline work."""
-    tails = {rank: frame.tail(rank, storage) for rank in frame.distinct}
-    early_s = {rank: tail.reduce_s + tail.other_s for rank, tail in tails.items()}
-    return max(end + early_s[kind] for kind, end in zip(frame.kind_of_rank, ends_s, strict=True))
+    return max(
+        end + priced.tails[kind].early_s
+        for kind, end in zip(frame.kind_of_rank, ends_s, strict=True)
+    )
 
 
 def _ends(

@@ -42,6 +42,11 @@ class Tail(NamedTuple):
     optimizer_s: float
     gather_s: float  # updated parameters, after the optimizer
 
+    @property
+    def early_s(self) -> float:
+        """What comes between the end of the pipeline and the optimizer."""
+        return self.reduce_s + self.other_s
+
 
 def step_tail(
     held: Holdings,

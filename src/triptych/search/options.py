@@ -1,0 +1,203 @@
+"""Every plan of a space priced: those that fit in memory, and how near the others come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from triptych.cost.frame import Frame
+from triptych.cost.pricer import Pricer
+from triptych.cost.setting import Setting
+from triptych.cost.step import Priced, step_bound_s, step_seconds
+from triptych.cost.storage import Storage
+from triptych.plan.plan import Plan, Stage
+from triptych.search.space import Degrees, Space
+from triptych.search.splits import layer_splits
+
+FIT = 1 + 1e-9
+"""A peak equal to the limit fits, whatever the order in which its terms were added."""
+
+
+class Option(NamedTuple):
+    """One plan of the space, priced far enough to be ranked."""
+
+    degrees: Degrees
+    frame: Frame
+    priced: Priced
+    storage: Storage
+    schedule: str
+    peak_bytes: float
+    bound_s: float  # the step takes at least this long
+
+    def step_s(self) -> float:
+        """The step time, by simulation."""
+        return step_seconds(self.frame, self.priced, self.schedule)
+
+    def plan(self, base: Plan) -> Plan:
+        """The plan itself."""
+        return _plan(base, self.frame, self.storage.zero, self.schedule)
+
+
+class Nearest(NamedTuple):
+    """The plan that needs least memory."""
+
+    peak_bytes: float
+    frame: Frame
+    zero: int
+    schedule: str
+
+    def plan(self, base: Plan) -> Plan:
+        """The plan itself."""
+        return _plan(base, self.frame, self.zero, self.schedule)
+
+
+@dataclass(slots=True)
+class Found:
+    """What a walk over a space has found."""
+
+    options: list[Option] = field(default_factory=list)
+    too_large: int = 0
+    nearest: Nearest | None = None
+
+
+def walk(space: Space, pricer: Pricer) -> Found:
+    """Prices every legal plan of a space."""
+    found = Found()
+    for degrees in space.degrees():
+        for stages in _stage_splits(space, pricer, degrees):
+            for settings in _settings(space, degrees):
+                _price(space, pricer, degrees, stages, settings, found)
+    return found
+
+
+def _stage_splits(
+    space: Space, pricer: Pricer, degrees: Degrees
+) -> Iterator[tuple[Stage, ...]]:
+    parts = degrees.pp * space.base.chunks
+    microbatches = space.microbatches(degrees.dp)
+    if space.pins.layers:
+        splits: tuple[tuple[int, ...], ...] = (space.pins.layers,)
+    else:
+        setting = _setting(space, degrees, microbatches[0], False, "none")
+        count = space.workload.global_batch // (degrees.dp * microbatches[0])
+        splits = layer_splits(pricer, setting, parts, count)
+    for counts in splits:
+        yield Plan.uniform(
+            space.model.num_layers,
+            pp=degrees.pp,
+            dp=degrees.dp,
+            tp=degrees.tp,
+            cp=degrees.cp,
+            ep=degrees.ep,
+            chunks=space.base.chunks,
+            layers=counts,
+        ).stages
+
+
+def _settings(space: Space, degrees: Degrees) -> Iterator[list[Setting]]:
+    """Settings that differ in the micro-batch only, ascending."""
+    microbatches = space.microbatches(degrees.dp)
+    for sequence_parallel in space.sequence_parallel(degrees):
+        for recompute in space.recomputes():
+            yield [_setting(space, degrees, m, sequence_parallel, recompute) for m in microbatches]
+
+
+def _setting(
+    space: Space, degrees: Degrees, microbatch: int, sequence_parallel: bool, recompute: str
+) -> Setting:
+    return Setting(
+        tensor=degrees.tp,
+        context=degrees.cp,
+        expert=degrees.ep,
+        sequence_parallel=sequence_parallel,
+        microbatch=microbatch,
+        recompute=recompute,
+        attention=space.base.attention,
+        compile=space.base.compile,
+        dtype=space.base.precision.parameter,
+    )
+
+
+def _price(
+    space: Space,
+    pricer: Pricer,
+    degrees: Degrees,
+    stages: tuple[Stage, ...],
+    settings: list[Setting],
+    found: Found,
+) -> None:
+    """Prices micro-batches, ZeRO stages and schedules of a split.
+
+    Memory grows with the micro-batch, so a (ZeRO, schedule) pair that does not fit once is out.
+    """
+    alive = [
+        (storage, schedule)
+        for storage in _storages(space, degrees)
+        for schedule in space.schedules(degrees)
+    ]
+    for setting in settings:
+        if not alive:
+            found.too_large += _num_pairs(space, degrees)
+            continue
+        count = space.workload.global_batch // (degrees.dp * setting.microbatch)
+        frame = Frame.build(pricer, stages, (setting,) * len(stages), space.base.chunks, count)
+        fitting = _fitting(frame, alive, pricer.memory_limit_bytes, found)
+        found.too_large += _num_pairs(space, degrees) - len(fitting)
+        alive = [(storage, schedule) for storage, schedule, _ in fitting]
+        found.options += _options(degrees, frame, fitting)
+
+
+def _num_pairs(space: Space, degrees: Degrees) -> int:
+    return len(space.zeros(degrees)) * len(space.schedules(degrees))
+
+
+def _storages(space: Space, degrees: Degrees) -> list[Storage]:
+    base = Storage.of(space.base)
+    shards = space.base.hybrid_shard or degrees.dp * degrees.cp
+    expert_shards = max(1, shards // degrees.ep)
+    return [
+        base._replace(zero=zero, shards=shards, expert_shards=expert_shards)
+        for zero in space.zeros(degrees)
+    ]
+
+
+Fitting = list[tuple[Storage, str, float]]
+
+
+def _fitting(
+    frame: Frame, pairs: list[tuple[Storage, str]], limit_bytes: float, found: Found
+) -> Fitting:
+    """The pairs whose peak is within the limit, with it; notes the smallest peak of all."""
+    states = {storage.zero: frame.state(storage) for storage, _ in pairs}
+    works = {schedule: frame.work(schedule) for _, schedule in pairs}
+    fitting: Fitting = []
+    for storage, schedule in pairs:
+        peak = frame.peak_bytes(states[storage.zero], works[schedule])
+        if found.nearest is None or peak < found.nearest.peak_bytes:
+            found.nearest = Nearest(peak, frame, storage.zero, schedule)
+        if peak <= limit_bytes * FIT:
+            fitting.append((storage, schedule, peak))
+    return fitting
+
+
+def _options(degrees: Degrees, frame: Frame, fitting: Fitting) -> Iterator[Option]:
+    priced: dict[int, Priced] = {}
+    for storage, schedule, peak in fitting:
+        if storage.zero not in priced:
+            priced[storage.zero] = Priced.of(frame, storage)
+        this = priced[storage.zero]
+        bound_s = step_bound_s(frame, this, schedule)
+        yield Option(degrees, frame, this, storage, schedule, peak, bound_s)
+
+
+def _plan(base: Plan, frame: Frame, zero: int, schedule: str) -> Plan:
+    setting = frame.settings[0]
+    return base.with_(
+        stages=frame.stages,
+        zero=zero,
+        schedule=schedule,
+        microbatch=setting.microbatch,
+        recompute=setting.recompute,
+        sequence_parallel=setting.sequence_parallel,
+    )

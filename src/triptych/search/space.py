@@ -1,0 +1,150 @@
+"""The plans that a search looks at: degrees that multiply to the cluster, and the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
+
+from triptych.cluster.cluster import Cluster
+from triptych.model.model import Model
+from triptych.plan.nearby import divisors
+from triptych.plan.plan import Plan
+from triptych.plan.rules import unrunnable, usable_tensor_degrees
+from triptych.plan.workload import Workload
+from triptych.schedule.generate import SCHEDULES
+from triptych.search.pins import Pins
+
+LONG_SEQUENCE = 32_768
+"""Sequence length from which context parallelism is looked at without being pinned."""
+
+MOST_CONTEXT = 16
+SMALL_MICROBATCH = 8
+"""Every divisor up to this size is a micro-batch worth trying, above it powers of two."""
+
+
+class Degrees(NamedTuple):
+    """Ranks along each axis; expert parallelism lives inside data x context."""
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    ep: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """All plans for a model, cluster and workload that keep the pins."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    pins: Pins
+    base: Plan
+    runnable_only: bool = False
+    across_nodes: bool = False  # tensor parallelism may leave the node
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    # --- degrees ---------------------------------------------------------------------------------
+
+    def degrees(self) -> Iterator[Degrees]:
+        """Degrees that legal plans have; counts the others in `rejected`, one each."""
+        for degrees in self._products():
+            reason = self._broken(degrees)
+            if reason:
+                self.rejected[reason] += 1
+            else:
+                yield degrees
+
+    def _products(self) -> Iterator[Degrees]:
+        """Every way to write the number of devices as tp x pp x cp x dp."""
+        devices = self.cluster.num_devices
+        sizes = divisors(devices)
+        tensor = self.pins.choices("tp", [t for t in sizes if self._may_be_tensor(t)])
+        for tp, pp, cp in product(tensor, self.pins.choices("pp", sizes), self._contexts(sizes)):
+            dp, rest = divmod(devices, tp * pp * cp)
+            if rest or dp not in self.pins.choices("dp", (dp,)):
+                continue
+            for ep in self._experts():
+                yield Degrees(tp, pp, dp, cp, ep)
+
+    def _may_be_tensor(self, tensor: int) -> bool:
+        return self.across_nodes or tensor <= self.cluster.devices_per_node
+
+    def _contexts(self, sizes: list[int]) -> tuple[int, ...]:
+        is_long = self.workload.sequence_length >= LONG_SEQUENCE
+        tried = [c for c in sizes if c <= MOST_CONTEXT] if is_long else [1]
+        return self._allowed("cp", tried)
+
+    def _experts(self) -> tuple[int, ...]:
+        experts = self.model.experts
+        tried = divisors(experts.count) if experts else [1]
+        return self._allowed("ep", [e for e in tried if e & (e - 1) == 0])
+
+    def _broken(self, degrees: Degrees) -> str:
+        """Why no plan with these degrees is legal; empty if some are."""
+        tp, pp, dp, cp, ep = degrees
+        if tp not in usable_tensor_degrees(self.model, tp)[-1:]:
+            return "divisibility: tensor degree and heads"
+        if pp * self.base.chunks > self.model.num_layers:
+            return "divisibility: more stages than layers"
+        if self.pins.layers and len(self.pins.layers) != pp * self.base.chunks:
+            return "divisibility: stages and the fixed layers"
+        if self.workload.sequence_length % cp:
+            return "divisibility: sequence and context degree"
+        if (dp * cp) % ep:
+            return "divisibility: expert degree and data x context"
+        return "" if self.microbatches(dp) else "batch arithmetic"
+
+    # --- settings --------------------------------------------------------------------------------
+
+    def microbatches(self, dp: int) -> list[int]:
+        """Micro-batches, ascending, by which a data rank's share of the batch divides."""
+        share, rest = divmod(self.workload.global_batch, dp)
+        if rest:
+            return []
+        tried = [m for m in divisors(share) if m <= SMALL_MICROBATCH or m & (m - 1) == 0]
+        return [m for m in self.pins.choices("microbatch", tried) if share % m == 0]
+
+    def sequence_parallel(self, degrees: Degrees) -> tuple[bool, ...]:
+        """Whether to divide sequences over tensor ranks: only if there are several, and it fits."""
+        divides = self.workload.sequence_length % (degrees.cp * degrees.tp) == 0
+        tried = (False, True) if degrees.tp > 1 and divides else (False,)
+        chosen = self.pins.choices("sequence_parallel", tried)
+        return tuple(c for c in chosen if divides or not c)
+
+    def recomputes(self) -> tuple[str, ...]:
+        """What backwards may run again; `selective` pays only where scores are materialised."""
+        tried = ("none", "selective", "full") if self.base.attention == "eager" else ("none", "full")
+        return self._allowed("recompute", tried)
+
+    def zeros(self, degrees: Degrees) -> tuple[int, ...]:
+        """ZeRO stages; without data ranks there is nothing to share."""
+        tried = (0, 1, 2, 3) if degrees.dp * degrees.cp > 1 else (0,)
+        return self._allowed("zero", tried)
+
+    def schedules(self, degrees: Degrees) -> tuple[str, ...]:
+        """Schedules; one stage has nothing to schedule, so its plans keep the default."""
+        tried = SCHEDULES if degrees.pp > 1 else (self.base.schedule,)
+        return self._allowed("schedule", tried)
+
+    def _allowed(self, name: str, tried: tuple[object, ...] | list[int] | tuple[str, ...]) -> tuple:
+        """The pinned value, or the tried ones, if need be only those that run today."""
+        if name in self.pins.values or not self.runnable_only:
+            return self.pins.choices(name, tried)
+        return tuple(value for value in tried if self._runs(name, value))
+
+    def _runs(self, name: str, value: object) -> bool:
+        """True if a value takes nothing away from what runs."""
+        if name in ("cp", "ep"):
+            field_name = {"cp": "context", "ep": "expert"}[name]
+            stage = self.base.stages[0]
+            other = self.base.with_(
+                stages=(type(stage)(start=stage.start, stop=stage.stop, **{field_name: value}),)
+            )
+        else:
+            other = self.base.with_(**{name: value})
+        return set(unrunnable(other, self.model)) <= set(unrunnable(self.base, self.model))
