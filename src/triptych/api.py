@@ -41,8 +41,6 @@ _PLANNING = "triptych.train.planning"
 _LAUNCH = "triptych.train.launch"
 _WORKER = "triptych.train.worker"
 
-_PLANS = 20  # to choose from, since the best may not run today
-
 
 def find_plan(
     model: str | Model,
@@ -157,16 +155,15 @@ class _Planner:
     def search(
         self, model: Model, cluster: Cluster, workload: Workload, fixed: Mapping[str, str]
     ) -> Found:
-        """The best plans. Raises PlanError with what was rejected if there is none."""
-        result = search(model, cluster, workload, fixed=fixed, top=_PLANS)
-        document = result.to_json()
-        if not result.plans:
-            counts = [f"{count} by {reason}" for reason, count in result.rejected.items()]
-            raise PlanError(
-                Problem(f"no plan fits on {cluster.name}: {', '.join(counts)}", str(result.closest))
-            )
-        plans = [candidate.plan for candidate in result.plans]
-        found: Found = import_module(_PLANNING).Found(plans=plans, document=document)
+        """The best plan that runs. Raises PlanError with what is missing if there is none."""
+        result = search(model, cluster, workload, fixed=fixed)
+        if result.runnable is None:
+            raise PlanError(_nothing(result, cluster))
+        found: Found = import_module(_PLANNING).Found(
+            plan=result.runnable.plan,
+            step_time_s=result.runnable.prediction.step_time_s,
+            document=result.to_json(),
+        )
         return found
 
     def price(
@@ -178,6 +175,19 @@ class _Planner:
         if prediction.timeline is not None:
             document["timeline"] = prediction.timeline.to_json()
         return document
+
+
+def _nothing(result: SearchResult, cluster: Cluster) -> Problem:
+    """Why a search has no plan to run, and what would fit."""
+    if result.plans:
+        reasons = "; ".join(result.plans[0].prediction.reasons)
+        return Problem(f"no plan for {cluster.name} runs today: {reasons}")
+    counts = ", ".join(f"{count} by {reason}" for reason, count in result.rejected.items())
+    what = f"no plan fits on {cluster.name}; {result.candidates} rejected: {counts}"
+    if result.closest is None:
+        return Problem(what)
+    need = f"the closest, {result.closest.plan.short()}, is {result.closest.over_bytes} bytes over"
+    return Problem(what, f"a plan fits into memory; {need}", " | ".join(result.closest.changes))
 
 
 def _model(model: str | Model) -> Model:

@@ -22,7 +22,7 @@ def fit_batch(
     """
     if plan_says and microbatch not in (None, plan.microbatch):
         what = (
-            f"[train] microbatch = {microbatch}, but the plan says microbatch = {plan.microbatch}"
+            f"[train] microbatch = {microbatch}, but the plan says {plan.microbatch}"
         )
         works = f"[train] microbatch = {plan.microbatch}, or none in the job"
         return plan, [Problem(what, "job and plan agree", works)]

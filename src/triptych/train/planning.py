@@ -5,7 +5,7 @@ The search and the prices come in as a `Planner`: `train` itself knows neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,8 @@ from triptych.cluster.local import local_cluster
 from triptych.cluster.text import parse_cluster
 from triptych.errors import JobError, PlanError, Problem
 from triptych.model.model import Model
+from triptych.plan.batch import RULE
+from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
 from triptych.plan.rules import unrunnable, verify
 from triptych.plan.short import parse_plan, precision, read_words
@@ -29,9 +31,10 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a search found: plans, the best first, and its JSON document."""
+    """What a search found: its best plan that runs today, and its JSON document."""
 
-    plans: Sequence[Plan]
+    plan: Plan
+    step_time_s: float  # predicted
     document: Mapping[str, Any]
 
 
@@ -41,7 +44,7 @@ class Planner(Protocol):
     def search(
         self, model: Model, cluster: Cluster, workload: Workload, fixed: Mapping[str, str]
     ) -> Found:
-        """The best plans with some settings fixed. Raises PlanError with reasons if none fits."""
+        """The best plan with some settings fixed. Raises PlanError if there is none."""
 
     def price(
         self, model: Model, cluster: Cluster, workload: Workload, plan: Plan
@@ -79,18 +82,46 @@ def _searched(
     job: Job, model: Model, place: Place | None, workload: Workload, planner: Planner
 ) -> Choice:
     cluster = launch_cluster(place, job.parallel.ranks)
-    found = planner.search(model, cluster, workload, _fixed(job))
-    plans = [plan for plan in found.plans if not unrunnable(plan, model)]
-    if not plans:
-        reasons = [Problem(reason) for reason in unrunnable(found.plans[0], model)]
-        raise PlanError([Problem("no plan that was found runs today"), *reasons])
-    fitting = [plan for plan in plans if _accumulates(plan, job)]
-    if not fitting:
-        counts = sorted({plan.num_microbatches(job.train.global_batch) for plan in plans})
-        works = f"[train] accumulation = {' or '.join(map(str, counts))}, or microbatch instead"
-        what = f"no plan that was found has accumulation = {job.train.accumulation}"
-        raise JobError(Problem(what, "global batch = microbatch x DP x accumulation", works))
-    return Choice(plan=fitting[0], cluster=cluster, workload=workload, search=found.document)
+    found: list[Found] = []
+    problems: list[Problem] = []
+    for fixed in _searches(job, cluster):
+        try:
+            found.append(planner.search(model, cluster, workload, fixed))
+        except PlanError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    if not found:
+        raise PlanError(problems or _no_share(job, cluster))
+    best = min(found, key=lambda f: f.step_time_s)
+    return Choice(plan=best.plan, cluster=cluster, workload=workload, search=best.document)
+
+
+def _searches(job: Job, cluster: Cluster) -> list[dict[str, str]]:
+    """The settings to keep: one search, or one for each data degree if accumulation is given.
+
+    Given accumulation, each data degree leaves one micro-batch.
+    """
+    fixed = _fixed(job)
+    accumulation = job.train.accumulation
+    if accumulation is None:
+        return [fixed]
+    shares = [
+        {"dp": str(dp), "microbatch": str(job.train.global_batch // (accumulation * dp))}
+        for dp in divisors(cluster.num_devices)
+        if job.train.global_batch % (accumulation * dp) == 0
+    ]
+    return [
+        fixed | share for share in shares if all(fixed.get(k, v) == v for k, v in share.items())
+    ]
+
+
+def _no_share(job: Job, cluster: Cluster) -> list[Problem]:
+    batch, accumulation = job.train.global_batch, job.train.accumulation
+    what = (
+        f"[train] accumulation = {accumulation} with global_batch = {batch}"
+        + (f" and microbatch = {job.train.microbatch}" if job.train.microbatch else "")
+        + f" on {cluster.num_devices} ranks"
+    )
+    return [Problem(what, RULE, "accumulation left out: the search then chooses it")]
 
 
 def _fixed(job: Job) -> dict[str, str]:
@@ -105,11 +136,6 @@ def _fixed(job: Job) -> dict[str, str]:
     if job.parallel.precision != AUTO:
         fixed["precision"] = job.parallel.precision
     return fixed
-
-
-def _accumulates(plan: Plan, job: Job) -> bool:
-    asked = job.train.accumulation
-    return asked is None or plan.num_microbatches(job.train.global_batch) == asked
 
 
 # --- a plan of the user's -----------------------------------------------------------------------

@@ -35,23 +35,30 @@ MODEL = from_config(
 
 
 class Plans:
-    """A planner that finds what it was given."""
+    """A planner that finds the fastest of the plans it was given that keeps what is fixed."""
 
     def __init__(self, *plans: Plan) -> None:
         self.plans = plans
-        self.fixed: Mapping[str, str] = {}
-        self.cluster: Cluster | None = None
+        self.fixed: list[Mapping[str, str]] = []
+        self.clusters: list[Cluster] = []
 
     def search(
         self, model: Model, cluster: Cluster, workload: Workload, fixed: Mapping[str, str]
     ) -> Found:
-        self.fixed, self.cluster = fixed, cluster
-        return Found(plans=self.plans, document={"plans": len(self.plans)})
+        self.fixed.append(fixed)
+        self.clusters.append(cluster)
+        for time_s, plan in enumerate(self.plans):
+            if all(fixed.get(k, str(getattr(plan, k))) == str(getattr(plan, k)) for k in PINS):
+                return Found(plan=plan, step_time_s=time_s, document={"time": time_s})
+        raise PlanError(f"nothing with {dict(fixed)}")
 
     def price(
         self, model: Model, cluster: Cluster, workload: Workload, plan: Plan
     ) -> Mapping[str, Any]:
         return {}
+
+
+PINS = ("dp", "tp", "microbatch")
 
 
 def launched(world: int, local: int | None = None) -> Place:
@@ -139,17 +146,10 @@ def test_job_and_plan_with_different_precisions_are_refused(job_path: Path) -> N
         choose(job_path, "parallel.plan=dp=2,precision=fp32", "parallel.precision=bf16")
 
 
-def test_the_best_plan_of_the_search_is_taken(job_path: Path) -> None:
-    best, other = Plan.uniform(4, dp=2), Plan.uniform(4, tp=2)
-    choice = choose(job_path, planner=Plans(best, other))
-    assert choice.plan == best and choice.search == {"plans": 2}
-
-
-def test_plans_that_do_not_run_today_are_passed_over(job_path: Path) -> None:
-    best, other = Plan.uniform(4, dp=2, zero=3), Plan.uniform(4, tp=2)
-    assert choose(job_path, planner=Plans(best, other)).plan == other
-    with pytest.raises(PlanError, match="no plan that was found runs today"):
-        choose(job_path, planner=Plans(best))
+def test_the_plan_of_the_search_is_taken(job_path: Path) -> None:
+    best = Plan.uniform(4, dp=2)
+    choice = choose(job_path, planner=Plans(best))
+    assert choice.plan == best and choice.search == {"time": 0}
 
 
 def test_the_search_keeps_what_the_job_fixes(job_path: Path) -> None:
@@ -162,17 +162,34 @@ def test_the_search_keeps_what_the_job_fixes(job_path: Path) -> None:
         "parallel.ranks=2",
         planner=planner,
     )
-    assert planner.fixed["tp"] == "1" and planner.fixed["microbatch"] == "2"
-    assert planner.fixed["precision"] == "bf16" and "sequence_parallel" in planner.fixed
-    assert planner.cluster is not None and planner.cluster.num_devices == 2
+    (fixed,) = planner.fixed
+    assert fixed["tp"] == "1" and fixed["microbatch"] == "2"
+    assert fixed["precision"] == "bf16" and "sequence_parallel" in fixed
+    assert planner.clusters[0].num_devices == 2
 
 
-def test_accumulation_chooses_among_the_plans_that_were_found(job_path: Path) -> None:
-    first, second = Plan.uniform(4, dp=2, microbatch=1), Plan.uniform(4, dp=2, microbatch=2)
-    planner = Plans(first, second)
-    assert choose(job_path, "train.accumulation=2", planner=planner).plan == second
-    with pytest.raises(JobError, match="accumulation = 2 or 4"):
-        choose(job_path, "train.accumulation=3", planner=planner)
+def test_accumulation_is_kept_by_the_best_plan_over_all_data_degrees(job_path: Path) -> None:
+    plans = [
+        Plan.uniform(4, dp=2, microbatch=1),  # 4 micro-batches of the 8 sequences
+        Plan.uniform(4, dp=2, tp=2, microbatch=2),  # 2
+        Plan.uniform(4, tp=4, microbatch=4),  # 2
+    ]
+    planner = Plans(*plans)
+    choice = choose(job_path, "train.accumulation=2", "parallel.ranks=4", planner=planner)
+    assert choice.plan == plans[1] and choice.search == {"time": 1}
+    assert [(f["dp"], f["microbatch"]) for f in planner.fixed] == [
+        ("1", "4"),
+        ("2", "2"),
+        ("4", "1"),
+    ]
+
+
+@pytest.mark.parametrize("micro", [(), ("train.microbatch=3",)])
+def test_an_accumulation_that_leaves_nothing_is_refused(
+    job_path: Path, micro: tuple[str, ...]
+) -> None:
+    with pytest.raises(PlanError, match="accumulation = 3 with global_batch = 8"):
+        choose(job_path, "train.accumulation=3", *micro, planner=Plans(Plan.uniform(4)))
 
 
 def test_an_unknown_setting_in_fix_is_refused(job_path: Path) -> None:
