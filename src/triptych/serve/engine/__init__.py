@@ -1,0 +1,1 @@
+"""Running a model for others: text in, text out, under a plan."""
