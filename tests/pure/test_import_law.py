@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "serve.engine": "checkpoint serve.core fleet",
     "report": "fleet export",  # every kind of value, never what makes them run
 }
-EVERYTHING = ("api", "cli")
+EVERYTHING = ("api", "cli", "__main__")
 BELOW_THE_LINE = {"runtime", "checkpoint", "measure", "train", "serve.engine", *EVERYTHING}
 IMPORTED_BY_NOBODY = {"cli"}  # and `api` by the package itself and `cli` only
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 SCHEMA_VERSION = 1
@@ -15,19 +15,24 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The result of a verb: `document` with `--json`, `text` without."""
+    """The result of a verb: `document` with `--json`, `text` without.
+
+    No document and no text is the answer of a process that has nothing to say, such as all ranks
+    but one. The text of a failure goes to stderr.
+    """
 
     text: str = ""
-    document: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] | None = None
     exit_code: int = 0
 
     def print(self, stdout: TextIO, as_json: bool) -> None:
         """Writes the answer and nothing else."""
-        if as_json:
+        if as_json and self.document is not None:
             document = {"schema_version": SCHEMA_VERSION, **self.document}
             stdout.write(json.dumps(document, indent=2) + "\n")
         elif self.text:
-            stdout.write(self.text.rstrip("\n") + "\n")
+            stream = sys.stderr if self.exit_code else stdout
+            stream.write(self.text.rstrip("\n") + "\n")
         stdout.flush()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,15 +18,15 @@ from triptych.cli.options import (
     ModelArgument,
     SequenceOption,
 )
+from triptych.cluster.cluster import Cluster
+from triptych.errors import InputError, Problem
 from triptych.model.load import load_model
-from triptych.model.model import Model
 from triptych.plan.plan import Plan
-from triptych.plan.rules import unrunnable
-from triptych.plan.short import read_words
 from triptych.plan.toml import plan_toml
 from triptych.plan.workload import Workload
 from triptych.report.terminal import plans_table
 from triptych.search.search import SearchResult, search
+from triptych.units import format_bytes
 
 
 def command(
@@ -40,7 +40,8 @@ def command(
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Plans to show.")] = 5,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the best plan as TOML.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the best plan that runs, as TOML."),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write an HTML report of the plans.")
@@ -49,40 +50,92 @@ def command(
 ) -> Answer:
     """Find the fastest way to split MODEL over a cluster for training, and say why."""
     shape = load_model(model)
-    fixed = fixed_settings(fix or ())
     where = read_cluster_option(cluster)
     workload = training_workload(shape, where, seq, batch)
-    result = search(shape, where, workload, fixed=fixed, top=top)
-    document = headline(shape, where, workload)[1] | result.to_json()
+    result = search(shape, where, workload, fixed=fixed_settings(fix or ()), top=top)
+    heading, facts = headline(shape, where, workload)
+    document = facts | result.to_json()
     if not result.plans:
-        return Answer(text=_nothing(result), document=document, exit_code=2)
+        parts = [heading, plans_table(document), _what_would_fit(result)]
+        return Answer(text="\n\n".join(parts), document=document, exit_code=2)
+    best = (result.runnable or result.plans[0]).plan
     if out:
-        out.write_text(plan_toml(result.plans[0].plan), encoding="utf-8")
-        say(f"wrote {out}")
-    next_command = _next_command(model, result.plans[0].plan, workload, out)
-    text = [headline(shape, where, workload)[0], plans_table(document)]
-    text += _cannot_run(result, shape)
-    text += [f"next:\n  {next_command}"]
-    return Answer(text="\n\n".join(text), document=document | {"next": next_command})
+        write(out, plan_toml(best))
+    if report:
+        _write_report(report, shape.name, result, document)
+    command_line = _next_command(model, best, where, workload, out)
+    text = [heading, plans_table(document), *_not_the_first(result), f"next:\n  {command_line}"]
+    return Answer(text="\n\n".join(text), document=document | {"next": command_line})
 
 
-def fixed_settings(words: Sequence[str]) -> Mapping[str, str]:
-    """`--fix tp=8,pp=4` as settings by their full names. Raises PlanError for unknown ones."""
-    values = read_words(",".join(words))
-    return {
-        key: "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        for key, value in values.items()
-    }
+def fixed_settings(words: Sequence[str]) -> dict[str, str]:
+    """`--fix tp=8,pp=4` as settings and values. Raises InputError for a word that is neither."""
+    settings = {}
+    for word in filter(None, ",".join(words).split(",")):
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(Problem(f"--fix {word}", "settings are key=value", "--fix tp=8,pp=4"))
+        settings[key.strip()] = value.strip()
+    return settings
 
 
-def _next_command(model: str, plan: Plan, workload: Workload, out: Path | None) -> str:
-    words = ["triptych", "train", "job.toml", "--plan", str(out) if out else plan.short(), "--set"]
+def write(path: Path, text: str) -> None:
+    """Writes a file and says so. Raises InputError if its folder is not there."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(Problem(f"cannot write {path}: {error.strerror}")) from error
+    say(f"wrote {path}")
+
+
+def _what_would_fit(result: SearchResult) -> str:
+    if result.closest is None:
+        return "no plan is legal"
+    near = result.closest
+    lines = [
+        f"closest: {near.plan.short()} needs {format_bytes(near.needed_bytes)} "
+        f"({near.needed_bytes} bytes) a device, {near.over_bytes} bytes too many",
+        *(f"  works: {change}" for change in near.changes),
+    ]
+    return "\n".join(lines)
+
+
+def _not_the_first(result: SearchResult) -> list[str]:
+    """Says so if the best plan is priced but cannot run today, and which one can."""
+    first = result.plans[0]
+    if first.prediction.runnable:
+        return []
+    why = "plan 1 is priced, not runnable: " + "; ".join(first.prediction.reasons)
+    if result.runnable is None:
+        return [f"{why}; no plan that fits runs today"]
+    slower = result.runnable.prediction.step_time_s / first.prediction.step_time_s
+    return [f"{why}\nbest that runs: {result.runnable.plan.short()}, {slower:.2f} x its step time"]
+
+
+def _next_command(
+    model: str, plan: Plan, cluster: Cluster, workload: Workload, out: Path | None
+) -> str:
+    """The command that trains under a plan; on several nodes it is given on each of them."""
+    nodes = sum(group.nodes for group in cluster.groups)
+    words = ["triptych"]
+    if nodes > 1:
+        words = [
+            *("torchrun", f"--nnodes={nodes}", f"--nproc-per-node={cluster.devices_per_node}"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=FIRST_NODE:29500", "-m", "triptych"),
+        ]
+    words += ["train", "job.toml", "--plan", str(out) if out else plan.short(), "--set"]
     words += [f"model.path={model}"] if Path(model).exists() else []
     words += [f"data.sequence_length={workload.sequence_length}"]
     return shlex.join([*words, f"train.global_batch={workload.global_batch}"])
 
 
-def _cannot_run(result: SearchResult, model: Model) -> list[str]:
-    """What keeps the best plan from running here today, if anything."""
-    reasons = unrunnable(result.plans[0].plan, model)
-    return ["priced, not runnable: " + "; ".join(reasons)] if reasons else []
+def _write_report(path: Path, name: str, result: SearchResult, document: Mapping[str, Any]) -> None:
+    from triptych.report.html import write_report
+    from triptych.report.run import Run
+
+    first = result.plans[0]
+    prediction: dict[str, Any] = first.prediction.to_json()
+    if first.prediction.timeline is not None:
+        prediction["timeline"] = first.prediction.timeline.to_json()
+    run = Run(name=name, plan=first.plan, prediction=prediction, search=document)
+    say(f"wrote {write_report(run, path)}")

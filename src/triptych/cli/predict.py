@@ -15,9 +15,9 @@ from triptych.cli.options import (
     ModelArgument,
     SequenceOption,
 )
-from triptych.cost.predict import predict
+from triptych.cost.predict import predict as price
 from triptych.model.load import load_model
-from triptych.plan.rules import require_legal, unrunnable
+from triptych.plan.rules import require_legal
 from triptych.plan.toml import load_plan
 from triptych.report.terminal import prediction_text
 
@@ -41,10 +41,10 @@ def command(
     chosen = load_plan(plan, shape, where)
     workload = training_workload(shape, where, seq, batch)
     require_legal(chosen, shape, where, workload)
-    document = (
-        headline(shape, where, workload)[1] | predict(shape, where, workload, chosen).to_json()
-    )
-    reasons = unrunnable(chosen, shape)
-    text = [headline(shape, where, workload)[0], prediction_text(document)]
-    text += ["priced, not runnable: " + "; ".join(reasons)] if reasons else []
-    return Answer(text="\n\n".join(text), document=document | {"unrunnable": reasons})
+    prediction = price(shape, where, workload, chosen)
+    heading, facts = headline(shape, where, workload)
+    document = facts | prediction.to_json()
+    text = [heading, prediction_text(document)]
+    if not prediction.runnable:
+        text.append("priced, not runnable: " + "; ".join(prediction.reasons))
+    return Answer(text="\n\n".join(text), document=document)

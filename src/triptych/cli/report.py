@@ -9,7 +9,7 @@ import typer
 
 from triptych.cli.answer import Answer
 from triptych.cli.options import JsonOption
-from triptych.report.html import run_page
+from triptych.report.html import write_report
 from triptych.report.run import read_run
 from triptych.report.terminal import run_text
 
@@ -26,6 +26,5 @@ def command(
 ) -> Answer:
     """Draw a run: plan, memory by term, loss curve, predicted beside recorded pipeline."""
     run = read_run(folder)
-    page = out or folder / "report.html"
-    page.write_text(run_page(run), encoding="utf-8")
+    page = write_report(run, out or folder / "report.html")
     return Answer(text=f"{run_text(run)}\n\nwrote {page}", document={"report": str(page)})
