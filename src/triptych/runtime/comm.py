@@ -3,9 +3,9 @@
 It knows its axis, counts calls, bytes and seconds, holds every buffer until its wait, and hides
 what differs between back ends and torch releases:
 
-* gloo's reduce-scatter moves all-reduce bytes; an all-to-all plus a local sum moves half of them
-  and is several times faster, so that is what runs there. NCCL uses its own.
-* gloo's all-reduce over more than two ranks is beaten by reduce-scatter + all-gather.
+* gloo's reduce-scatter moves all-reduce bytes: an all-to-all and a local sum move half of them. For
+  large messages plain sends and receives, into place where that is possible, cost half the
+  processor time of gloo's all-to-all and all-gather. NCCL uses its own collectives.
 * torch 2.13 renames `reduce_scatter_tensor` and `all_gather_into_tensor`.
 
 `wait()` means "the result may be used by what is issued next", never "the host may go on as if it
@@ -29,8 +29,8 @@ _reduce_scatter: Callable[..., Any] = getattr(
     dist, "reduce_scatter_single", getattr(dist, "reduce_scatter_tensor", None)
 )
 
-_TWO_STEP_ELEMENTS = 1 << 15
-"""On gloo with more than two ranks, all-reduces from this size on run as two steps."""
+_DIRECT_BYTES = 1 << 20
+"""On gloo, reduce-scatters and all-gathers from this size on go rank to rank."""
 
 
 @dataclass(slots=True)
@@ -92,6 +92,22 @@ class Pending:
         return self._result
 
 
+class _Scratch:
+    """Buffers that are used again: fresh large ones cost page faults at every call."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
+
+    def take(self, shape: torch.Size, like: torch.Tensor) -> torch.Tensor:
+        """A buffer of a shape with the type and device of `like`; its content is arbitrary."""
+        free = self._free.get((shape, like.dtype))
+        return free.pop() if free else like.new_empty(shape)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        """Takes a buffer back."""
+        self._free.setdefault((buffer.shape, buffer.dtype), []).append(buffer)
+
+
 class Communicator:
     """The collectives of one process group along one mesh axis. A group of one moves nothing.
 
@@ -116,6 +132,7 @@ class Communicator:
         self.size = len(self.ranks)
         self._group = group
         self._count = counters.axis(axis)
+        self._scratch = _Scratch()
         self._is_gloo = group is not None and not torch.cuda.is_available()
 
     # ---- collectives -------------------------------------------------------------------------
@@ -131,8 +148,6 @@ class Communicator:
         """As `all_reduce`, under way until `wait`."""
         if self.size == 1:
             return self._done(tensor)
-        if self._in_two_steps(tensor, maximum):
-            return self._start_two_step_all_reduce(tensor)
         self._counted(2 * (self.size - 1) / self.size * tensor.nbytes)
         op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
         return self._pending([self._launch_all_reduce(tensor, op)], tensor)
@@ -158,13 +173,20 @@ class Communicator:
         if not self._is_gloo:
             work = _reduce_scatter(result, tensor, group=self._group, async_op=True)
             return self._pending([work], result, buffers=[tensor])
-        received = torch.empty_like(parts)
-        work = self._launch_all_to_all(received, parts)
+        received = self._scratch.take(parts.shape, parts)
+        if tensor.nbytes >= _DIRECT_BYTES:
+            works = self._launch_exchange(received, parts)
+        else:
+            works = [self._launch_all_to_all(received, parts)]
 
         def add_up() -> None:
-            torch.sum(received, dim=0, out=result)
+            first, *others = [received[j] for j in range(self.size) if j != self.index]
+            torch.add(parts[self.index], first, out=result)
+            for other in others:
+                result.add_(other)
+            self._scratch.give(received)
 
-        return self._pending([work], result, add_up, [received, tensor])
+        return self._pending(works, result, add_up, [received, tensor])
 
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The group's tensors, one after the other along dimension 0.
@@ -180,7 +202,13 @@ class Communicator:
         if out is None:
             out = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
         self._counted((self.size - 1) / self.size * out.nbytes)
-        return self._pending([self._launch_all_gather(out, tensor)], out, buffers=[tensor])
+        if not self._is_gloo or out.nbytes < _DIRECT_BYTES:
+            return self._pending([self._launch_all_gather(out, tensor)], out, buffers=[tensor])
+        parts = out.view(self.size, *tensor.shape)
+        if parts[self.index].data_ptr() != tensor.data_ptr():
+            parts[self.index].copy_(tensor)
+        works = self._launch_exchange(parts, [tensor] * self.size)
+        return self._pending(works, out, buffers=[tensor])
 
     # ---- point to point ----------------------------------------------------------------------
 
@@ -212,19 +240,14 @@ class Communicator:
 
     # ---- helpers -----------------------------------------------------------------------------
 
-    def _in_two_steps(self, tensor: torch.Tensor, maximum: bool) -> bool:
-        fits = tensor.numel() >= _TWO_STEP_ELEMENTS and tensor.numel() % self.size == 0
-        return self._is_gloo and self.size > 2 and not maximum and fits and tensor.is_contiguous()
-
-    def _start_two_step_all_reduce(self, tensor: torch.Tensor) -> Pending:
-        flat = tensor.view(-1)
-        mine = flat.view(self.size, -1)[self.index]
-        scattered = self.start_reduce_scatter(flat, out=mine)
-
-        def gather() -> None:
-            self.all_gather(scattered.wait(), out=flat)
-
-        return self._pending([], tensor, gather)
+    def _launch_exchange(
+        self, out: torch.Tensor, tensors: Sequence[torch.Tensor] | torch.Tensor
+    ) -> list[Any]:
+        """Sends `tensors[j]` to rank j and receives rank j's into `out[j]`, for all others j."""
+        others = [(self.index + step) % self.size for step in range(1, self.size)]
+        receives = [self._launch_receive(out[j], self.ranks[j]) for j in others]
+        sends = [self._launch_send(tensors[j], self.ranks[j]) for j in others]
+        return receives + sends
 
     def _counted(self, sent_bytes: float) -> None:
         self._count.calls += 1

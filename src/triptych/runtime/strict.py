@@ -20,6 +20,10 @@ from triptych.errors import RunError
 from triptych.runtime.comm import Communicator
 
 
+_ACK = 1
+"""Tag of acknowledgements, apart from the data that may travel the other way."""
+
+
 def poison(tensor: torch.Tensor) -> None:
     """Fills a tensor with NaN (with the smallest number if it has none)."""
     with torch.no_grad():
@@ -91,16 +95,15 @@ class StrictCommunicator(Communicator):
     def _launch_send(self, tensor: torch.Tensor, rank: int) -> Any:
         ack = torch.zeros(1)
         work = super()._launch_send(tensor.clone(), rank)
-        return _Call([work, super()._launch_receive(ack, rank)], tensor)
+        return _Call([work, dist.irecv(ack, rank, group=self._group, tag=_ACK)], tensor)
 
     def _launch_receive(self, out: torch.Tensor, rank: int) -> Any:
         private = torch.empty_like(out)
         poison(out)
         work = super()._launch_receive(private, rank)
-        send = super()._launch_send
 
         def acknowledge() -> None:
-            self._acks = [send(torch.ones(1), rank)]
+            self._acks = [dist.isend(torch.ones(1), rank, group=self._group, tag=_ACK)]
 
         return _Receive(work, private, out, acknowledge)
 
