@@ -198,20 +198,23 @@ def _say(on_text: Callable[[int, str], None], index: int, piece: str) -> None:
 
 
 def _inference_plan(plan: Plan | None, source: ModelSource, model: Model) -> Plan:
-    """The plan as far as it matters without training; raises PlanError with all that is wrong."""
+    """The plan as far as it matters without training; raises PlanError if it does not fit."""
     if plan is None:
         precision = Precision(parameter=source.dtype(), master=source.dtype())
         plan = Plan.uniform(model.num_layers, precision=precision)
-    plan = plan.with_(zero=0, sequence_parallel=False, recompute="none", schedule="1f1b")
+    require_suitable(plan, model, dist.get_world_size() if dist.is_initialized() else 1)
+    return plan.with_(zero=0, sequence_parallel=False, recompute="none", schedule="1f1b")
+
+
+def require_suitable(plan: Plan, model: Model, processes: int) -> None:
+    """Raises PlanError with every reason why a model cannot be run under a plan offline."""
     problems = verify(plan, model)
-    if plan.dp > 1 or plan.cp > 1:
-        what = f"the plan has data degree {plan.dp} and context degree {plan.cp}"
+    if plan.dp > 1 or plan.cp > 1 or plan.chunks > 1:
+        what = f"the plan has dp={plan.dp}, cp={plan.cp}, chunks={plan.chunks}"
         rule = "one prompt at a time is divided by tensor and pipeline degrees only"
-        problems.append(Problem(what, rule, "dp=1,cp=1"))
-    launched = dist.get_world_size() if dist.is_initialized() else 1
-    if plan.world_size != launched:
-        what = f"the plan has {plan.world_size} ranks, {launched} were started"
+        problems.append(Problem(what, rule, "dp=1, cp=1, chunks=1"))
+    if plan.world_size != processes:
+        what = f"the plan has {plan.world_size} ranks, {processes} were started"
         problems.append(Problem(what, "as many processes as ranks in the plan"))
     if problems:
         raise PlanError(problems)
-    return plan
