@@ -60,9 +60,7 @@ def microbatches(step: int, rank: int) -> list[MicroBatch]:
 
 def triptych_step(zero: int) -> Callable[[int], float]:
     """A step of our engine."""
-    plan = Plan.uniform(
-        CONFIG["num_hidden_layers"], dp=RANKS, zero=zero, microbatch=MICROBATCH
-    )
+    plan = Plan.uniform(CONFIG["num_hidden_layers"], dp=RANKS, zero=zero, microbatch=MICROBATCH)
     engine = Engine.build(plan, CONFIG, Mesh.create(plan), optimizer=SETTINGS)
     rank = dist.get_rank()
     return lambda step: engine.step(microbatches(step, rank), 1e-4).loss
@@ -76,7 +74,9 @@ def _library_model() -> Any:
 
 
 def _peer_step(
-    model: Any, losses: Callable[[Any, MicroBatch, float], torch.Tensor], sync: Callable[[bool], Any]
+    model: Any,
+    losses: Callable[[Any, MicroBatch, float], torch.Tensor],
+    sync: Callable[[bool], Any],
 ) -> Callable[[int], float]:
     """Accumulation, clipping and fused AdamW around a wrapped module, as its documentation says."""
     optimizer = torch.optim.AdamW(

@@ -119,7 +119,13 @@ def _gradient_parts(engine: Engine) -> list[Any]:
             count = torch.Size(shape).numel()
             values = piece.gradient[offset : offset + count].view(shape).clone().numpy()
             parts.append(
-                ("gradient", piece.slot.name, piece.slot.shape, shift(local, piece.slot.box), values)
+                (
+                    "gradient",
+                    piece.slot.name,
+                    piece.slot.shape,
+                    shift(local, piece.slot.box),
+                    values,
+                )
             )
             offset += count
     return parts
@@ -148,7 +154,10 @@ def assert_equal_runs(ours: Run, reference: Run, tolerance: float) -> None:
     """Losses, norms, gradients, weights and moments agree."""
     for mine, theirs in ((ours.losses, reference.losses), (ours.norms, reference.norms)):
         torch.testing.assert_close(
-            torch.tensor(mine).double(), torch.tensor(theirs).double(), rtol=tolerance, atol=tolerance
+            torch.tensor(mine).double(),
+            torch.tensor(theirs).double(),
+            rtol=tolerance,
+            atol=tolerance,
         )
     assert ours.tensors.keys() == reference.tensors.keys()
     for key, expected in reference.tensors.items():

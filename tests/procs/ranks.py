@@ -29,7 +29,7 @@ STRICT = os.environ.get("TRIPTYCH_STRICT_COMM") == "1"
 def run_ranks(
     world: int, function: Callable[..., Any], *args: Any, timeout_s: float = 90.0
 ) -> list[Any]:
-    """The results of `function(*args)` on each rank; `torch.distributed` is initialised if world > 1."""
+    """The results of `function(*args)` on each rank, with gloo initialised if there are several."""
     with tempfile.TemporaryDirectory() as folder:
         children = [_start(rank, world, folder, function, args) for rank in range(world)]
         try:

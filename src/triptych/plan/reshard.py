@@ -20,9 +20,7 @@ class Copy(NamedTuple, Generic[Key]):
 
 def intersect(a: Box, b: Box) -> Box | None:
     """The common part of two boxes, or None."""
-    common = tuple(
-        (max(a0, b0), min(a1, b1)) for (a0, a1), (b0, b1) in zip(a, b, strict=True)
-    )
+    common = tuple((max(a0, b0), min(a1, b1)) for (a0, a1), (b0, b1) in zip(a, b, strict=True))
     return common if all(start < stop for start, stop in common) else None
 
 

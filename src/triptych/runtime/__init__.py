@@ -1,0 +1,1 @@
+"""Running a plan on `torch.distributed`: mesh, collectives and the three parallelisms."""

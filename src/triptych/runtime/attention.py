@@ -46,9 +46,7 @@ def causal_attention(
     return out_BHSD.transpose(1, 2), None
 
 
-def _mask(
-    new: int, total: int, window: int | None, device: torch.device
-) -> torch.Tensor | None:
+def _mask(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor | None:
     """True where a new token may look; None if plain causality (or one new token) says it all."""
     windowed = window is not None and total > window
     if not windowed and (new == total or new == 1):

@@ -22,12 +22,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_all_gather: Callable[..., Any] = getattr(
-    dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None)
-)
-_reduce_scatter: Callable[..., Any] = getattr(
-    dist, "reduce_scatter_single", getattr(dist, "reduce_scatter_tensor", None)
-)
+
+def _either(new: str, old: str) -> Callable[..., Any]:
+    """A function of torch.distributed under its new name, or its old one before torch 2.13."""
+    found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
+    return found
+
+
+_all_gather = _either("all_gather_single", "all_gather_into_tensor")
+_reduce_scatter = _either("reduce_scatter_single", "reduce_scatter_tensor")
 
 _DIRECT_BYTES = 1 << 20
 """On gloo, reduce-scatters and all-gathers from this size on go rank to rank."""
@@ -35,7 +38,7 @@ _DIRECT_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Count:
-    """What one axis has sent since the last reset: by this rank, in calls, bytes, seconds waited."""
+    """What this rank has sent along one axis since the last reset, and how long it waited."""
 
     calls: int = 0
     bytes_sent: int = 0
@@ -116,6 +119,7 @@ class Communicator:
         ranks: global ranks of the group, in axis order.
         index: this rank's place among them.
         group: the process group; None only for a group of one.
+
     """
 
     def __init__(

@@ -15,5 +15,5 @@ def recompute_layer(layer: nn.Module) -> None:
     """Makes one decoder layer of the library recompute in training."""
     # There is no dropout (the zoo refuses it), so no random state has to be kept.
     run_again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-    layer.gradient_checkpointing = True
-    layer._gradient_checkpointing_func = run_again
+    setattr(layer, "gradient_checkpointing", True)  # noqa: B010  (not a parameter of nn.Module)
+    setattr(layer, "_gradient_checkpointing_func", run_again)  # noqa: B010

@@ -53,12 +53,14 @@ class Recorder:
         """The spans of the step so far. On CUDA this waits for the device."""
         if self._on_cuda:
             torch.cuda.synchronize()
-        return [Mark(label, self._since(start), self._since(end)) for label, start, end in self._raw]
+        return [
+            Mark(label, self._since(start), self._since(end)) for label, start, end in self._raw
+        ]
 
     def _now(self) -> object:
         if not self._on_cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -66,4 +68,4 @@ class Recorder:
         if isinstance(moment, float) and isinstance(self._origin, float):
             return moment - self._origin
         assert isinstance(moment, torch.cuda.Event) and isinstance(self._origin, torch.cuda.Event)
-        return self._origin.elapsed_time(moment) / 1e3
+        return float(self._origin.elapsed_time(moment)) / 1e3

@@ -18,12 +18,14 @@ from triptych.runtime.shard import Shard
 
 
 def differing_replicas(shards: list[Shard]) -> list[str]:
-    """The parameters whose copies differ, each with the ranks by value; collective, [] if all agree.
+    """The parameters whose copies differ, with the ranks by value; collective.
 
     Cost: one checksum per weight and rank travels, no tensor.
     """
     mine = [
-        (shard.name, shard.box, checksum(shard.tensor)) for shard in shards if shard.kind == "weight"
+        (shard.name, shard.box, checksum(shard.tensor))
+        for shard in shards
+        if shard.kind == "weight"
     ]
     gathered: list[Any] = [mine]
     if dist.is_initialized():

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from triptych.errors import RunError
 from triptych.runtime.comm import Communicator
 
-
 _ACK = 1
 """Tag of acknowledgements, apart from the data that may travel the other way."""
 

@@ -74,8 +74,7 @@ def _ours(plan: Plan, config: dict[str, Any]) -> Any:
     loss = float(engine.mesh.world.all_reduce(part.clone()))
     slots = engine.buckets.slots
     return loss, [
-        (s.name, s.shape, s.box, s.gradient.clone().numpy(), s.value.clone().numpy())
-        for s in slots
+        (s.name, s.shape, s.box, s.gradient.clone().numpy(), s.value.clone().numpy()) for s in slots
     ]
 
 

@@ -147,9 +147,7 @@ def test_pub_027_a_vocabulary_that_does_not_divide_loses_nothing(tp: int, tied: 
     assert_equal_runs(ours, reference, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "tp"), [(8, 2, 4), (8, 2, 8), (12, 4, 3), (9, 3, 2)]
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "tp"), [(8, 2, 4), (8, 2, 8), (12, 4, 3), (9, 3, 2)])
 def test_pub_028_kv_heads_are_copied_or_split_unevenly(heads: int, kv_heads: int, tp: int) -> None:
     config = tiny_config(
         num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=8, hidden_size=72

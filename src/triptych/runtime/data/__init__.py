@@ -1,0 +1,1 @@
+"""Data parallelism: flat buckets, sharded optimizer state."""

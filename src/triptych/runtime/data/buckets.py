@@ -74,9 +74,7 @@ class Bucket:
         unit = math.lcm(data.size, PADDING)
         self.elements = -(-end // unit) * unit
 
-    def allocate(
-        self, values: torch.dtype, gradients: torch.dtype, device: torch.device
-    ) -> None:
+    def allocate(self, values: torch.dtype, gradients: torch.dtype, device: torch.device) -> None:
         """Makes the flat tensors and lets the parameters be views of them."""
         self.values = torch.zeros(self.elements, dtype=values, device=device)
         self.gradients = torch.zeros(self.elements, dtype=gradients, device=device)
@@ -131,6 +129,7 @@ class GradientBuckets:
         slots: in the order in which the backward finishes them.
         bucket_bytes: bytes of gradients after which a bucket is closed.
         zero: ZeRO stage, 0 or 1.
+
     """
 
     def __init__(
@@ -200,7 +199,8 @@ class GradientBuckets:
         parameter = nn.Parameter(slot.value)
         for module, attribute in slot.places:
             setattr(module, attribute, parameter)
-        parameter.register_post_accumulate_grad_hook(self._hook(slot, bucket_index))
+        hook = self._hook(slot, bucket_index)
+        parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _hook(self, slot: Slot, bucket_index: int) -> Callable[[torch.Tensor], None]:
         def add(parameter: torch.Tensor) -> None:

@@ -154,7 +154,10 @@ class ShardedAdamW:
         kinds = ["exp_avg", "exp_avg_sq"] + ["master"] * self._plan.precision.has_master
         saves = self._plan.zero > 0 or data_index == 0
         return [
-            shard for kind in kinds for piece in self.pieces for shard in _shards(piece, kind, saves)
+            shard
+            for kind in kinds
+            for piece in self.pieces
+            for shard in _shards(piece, kind, saves)
         ]
 
 

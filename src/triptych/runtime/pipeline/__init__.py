@@ -1,0 +1,1 @@
+"""Pipeline parallelism: one interpreter for every schedule program."""

@@ -44,6 +44,7 @@ class Interpreter:
         forward, backward: communicators along the pipeline, one per direction.
         recorder: gets one span per computation and per wait.
         dtype, hidden, sequence_split: of the hidden states that travel, [B, S/split, H].
+
     """
 
     def __init__(

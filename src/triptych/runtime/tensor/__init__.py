@@ -1,0 +1,1 @@
+"""Tensor and sequence parallelism: region entries and exits, embedding, loss."""

@@ -86,7 +86,7 @@ def enter_region(x: torch.Tensor, comm: Communicator, sequence_parallel: bool) -
     """What the linears of a tensor-parallel region see: the whole sequence on every rank."""
     if comm.size == 1:
         return x
-    result: torch.Tensor = (_GatherSequence if sequence_parallel else _Copy).apply(x, comm)
+    result: torch.Tensor = (_GatherSequence if sequence_parallel else _Copy).apply(x, comm)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -94,5 +94,5 @@ def leave_region(x: torch.Tensor, comm: Communicator, sequence_parallel: bool) -
     """The sum of the ranks' partial results: whole, or this rank's part of the sequence."""
     if comm.size == 1:
         return x
-    result: torch.Tensor = (_ScatterSequence if sequence_parallel else _Reduce).apply(x, comm)
+    result: torch.Tensor = (_ScatterSequence if sequence_parallel else _Reduce).apply(x, comm)  # type: ignore[no-untyped-call]
     return result

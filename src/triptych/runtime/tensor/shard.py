@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from triptych.plan.layout import kv_head_range, query_head_range
 from triptych.model.model import Model
+from triptych.plan.layout import kv_head_range, query_head_range
 from triptych.plan.plan import part
 from triptych.runtime.comm import Communicator
 from triptych.runtime.tensor.functions import enter_region, leave_region
@@ -46,7 +46,11 @@ class VocabularyParallelEmbedding(nn.Module):
     """
 
     def __init__(
-        self, embedding: nn.Embedding, rows: tuple[int, int], comm: Communicator, sequence_parallel: bool
+        self,
+        embedding: nn.Embedding,
+        rows: tuple[int, int],
+        comm: Communicator,
+        sequence_parallel: bool,
     ) -> None:
         super().__init__()
         self.weight = embedding.weight
@@ -102,4 +106,4 @@ def set_heads(layer: nn.Module, model: Model, comm: Communicator) -> None:
     kv = kv_head_range(attention, comm.size, comm.index)
     query = query_head_range(attention, comm.size, comm.index)
     groups = (query[1] - query[0]) // (kv[1] - kv[0])
-    layer.get_submodule("self_attn").num_key_value_groups = groups
+    setattr(layer.get_submodule("self_attn"), "num_key_value_groups", groups)  # noqa: B010
