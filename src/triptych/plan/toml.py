@@ -38,9 +38,12 @@ TOP = ("version", "layers", *DEGREES, *SETTINGS, "precision", "layouts", "stages
 
 def load_plan(text: str, model: Model, cluster: Cluster | None = None) -> Plan:
     """The plan behind a `--plan` argument: a TOML file, or the short form. Raises PlanError."""
-    if text.endswith(".toml") or Path(text).is_file():
-        return read_plan(Path(text))
-    return parse_plan(text, model, cluster)
+    return read_plan(Path(text)) if is_plan_file(text) else parse_plan(text, model, cluster)
+
+
+def is_plan_file(text: str) -> bool:
+    """True if a `--plan` argument names a file, not the plan itself."""
+    return text.endswith(".toml") or Path(text).is_file()
 
 
 def read_plan(path: Path) -> Plan:

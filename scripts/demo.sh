@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Plan, train, resume on another layout, export and generate, from real text, on this machine.
+# `make demo` installs Triptych into .venv and calls this. Everything it writes is in demo-run/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
+run() { printf '\033[36m$ %s\033[0m\n' "$*"; "$@"; }
+shell() { printf '\033[36m$ %s\033[0m\n' "$1"; eval "$1"; }
+
+step "1. Text: the Python standard library's own sources; modules that begin with t are held out"
+stdlib=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+shell "rm -rf demo-run && mkdir -p demo-run/text/train demo-run/text/held-out"
+shell "cp $stdlib/*.py demo-run/text/train"
+shell "mv demo-run/text/train/t*.py demo-run/text/held-out"
+
+step "2. A byte-level BPE tokenizer on that text"
+run triptych tokenizer demo-run/text/train --vocab-size 4096 --out demo-run/tokenizer
+
+step "3. How should a small Llama be split over this machine?"
+run triptych plan examples/demo/config.json --cluster local --seq 256 --batch 8 \
+  --out demo-run/plan.toml
+
+step "4. Train it under that plan"
+run triptych train examples/demo/job.toml --plan demo-run/plan.toml
+
+step "5. Resume on 4 ranks, TP2 x PP2, from the same checkpoint: the loss goes on"
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
+if [ "$gpus" -gt 0 ] && [ "$gpus" -lt 4 ]; then
+  echo "(this machine has $gpus GPUs: 4 ranks run on its CPUs)"
+  export CUDA_VISIBLE_DEVICES=
+fi
+run triptych train examples/demo/job.toml --plan tp=2,pp=2,sp=1,microbatch=2 --set train.steps=480
+
+step "6. Export a Hugging Face directory; stock transformers loads it"
+run triptych export demo-run/run demo-run/hf
+run python -c '
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("demo-run/hf")
+tokenizer = AutoTokenizer.from_pretrained("demo-run/hf")
+print(type(model).__name__, f"{model.num_parameters():,} parameters", tokenizer("def main():"))'
+
+step "7. Complete a line of code"
+run triptych generate demo-run/hf --prompt '    def __init__(self, ' --max-new-tokens 24
+
+step "8. A page with plan, memory, loss, and the predicted beside the recorded pipeline"
+run triptych report demo-run/run --out demo-run/report.html
+
+printf '\nThe demo took %d s. Open demo-run/report.html; README.md says what to try next.\n' "$SECONDS"
