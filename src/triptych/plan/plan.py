@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 VERSION = 1
@@ -102,7 +103,7 @@ class Plan:
         bounds = [sum(counts[:i]) for i in range(len(counts) + 1)]
         stages = tuple(
             Stage(start=start, stop=stop, data=dp, tensor=tp, context=cp, expert=ep)
-            for start, stop in zip(bounds, bounds[1:], strict=False)
+            for start, stop in pairwise(bounds)
         )
         return cls(stages=stages, chunks=chunks, **settings)
 

@@ -11,7 +11,7 @@ Key = TypeVar("Key")
 
 
 class Copy(NamedTuple, Generic[Key]):
-    """One rectangular copy: from `source_slices` of a stored box to `target_slices` of a wanted one."""
+    """One rectangular copy, from a part of a stored box to a part of a wanted one."""
 
     source: Key
     source_slices: tuple[slice, ...]
