@@ -13,20 +13,21 @@ import torch.distributed as dist
 class PeakMemory:
     """Peak bytes of this rank, and of the largest rank as of the last `share`.
 
-    On CUDA what the allocator held; on a CPU what the process grew by since this was made, so that
-    the interpreter and its libraries do not count.
+    Predictions count the whole process, and so does this: on a CPU what was resident, on CUDA what
+    the allocator reserved at most and what else the process holds on the device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._start_bytes = 0 if device.type == "cuda" else _resident_peak_bytes()
         self._largest_bytes = 0
 
     def own_bytes(self) -> int:
         """Peak bytes of this rank."""
-        if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self._device))
-        return max(0, _resident_peak_bytes() - self._start_bytes)
+        if self._device.type != "cuda":
+            return _resident_peak_bytes()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        other_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)
+        return int(torch.cuda.max_memory_reserved(self._device) + max(0, other_bytes))
 
     def share(self) -> None:
         """Learns the largest rank's peak; collective over all ranks."""

@@ -223,14 +223,14 @@ class _Rank:
         return summary
 
     def _run_loop(self, loop: Loop, start: Position, reporter: Reporter) -> Summary:
-        if self._rank == 0:
-            Metrics(self._run.metrics).start_after(start.step)
         if start.step >= self._job.train.steps:
             reporter.say(
                 f"step {start.step} of {self._job.train.steps} is done already; "
                 "more [train] steps make it go on"
             )
             return Summary(start.step, None, None, None)
+        if self._rank == 0:
+            Metrics(self._run.metrics).start_after(start.step)
         summary = loop.run(start)
         if self._rank == 0 and loop.timeline is not None:
             write_json(self._run.timeline, loop.timeline.to_json())

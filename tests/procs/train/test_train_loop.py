@@ -1,0 +1,183 @@
+"""The loop of one rank, with a bigram model for an engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from triptych.errors import RunError
+from triptych.runtime.engine import MicroBatch
+from triptych.schedule.timeline import Timeline
+from triptych.train.data import EvaluationData, Samples, Share, TrainingData
+from triptych.train.learning_rate import LearningRate
+from triptych.train.loop import Lengths, Loop
+from triptych.train.metrics import Metrics
+from triptych.train.progress import Silent
+from triptych.train.result import Position, Summary
+from triptych.train.status import StatusFile
+
+VOCAB = 11
+
+
+@dataclass
+class Step:
+    loss: float
+    grad_norm: float
+    tokens: int
+    time_s: Mapping[str, float] = field(default_factory=dict)
+    bytes_sent: Mapping[str, int] = field(default_factory=dict)
+
+
+class Bigram:
+    """A table of logits by the token before, trained by plain gradient descent."""
+
+    def __init__(self, bad_step: int | None = None) -> None:
+        self.table = torch.zeros(VOCAB, VOCAB, dtype=torch.float64, requires_grad=True)
+        self.rates: list[float] = []
+        self.bad_step = bad_step
+
+    def _loss(self, microbatches: Sequence[MicroBatch]) -> tuple[torch.Tensor, int]:
+        ids = torch.cat([m.input_ids for m in microbatches]).flatten()
+        labels = torch.cat([m.labels for m in microbatches]).flatten()
+        total = functional.cross_entropy(self.table[ids], labels, reduction="sum")
+        return total, int((labels != -100).sum())
+
+    def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> Step:
+        self.rates.append(learning_rate)
+        total, tokens = self._loss(microbatches)
+        (gradient,) = torch.autograd.grad(total / tokens, self.table)
+        with torch.no_grad():
+            self.table -= learning_rate * gradient
+        loss = math.nan if len(self.rates) == self.bad_step else total.item() / tokens
+        return Step(loss, float(gradient.norm()), tokens)
+
+    def evaluate(self, microbatches: Sequence[MicroBatch]) -> tuple[float, int]:
+        total, tokens = self._loss(microbatches)
+        return total.item(), tokens
+
+    def timeline(self) -> Timeline:
+        return Timeline((), 1)
+
+
+class Memory:
+    def share(self) -> None: ...
+
+    def largest_bytes(self) -> int:
+        return 1
+
+
+@dataclass
+class Saver:
+    saved: list[tuple[int, int]] = field(default_factory=list)
+
+    def save(self, step: int, samples: int) -> Path:
+        self.saved.append((step, samples))
+        return Path(f"step-{step}")
+
+
+@dataclass
+class Stops(Saver):
+    at: int = 0
+
+    def save(self, step: int, samples: int) -> Path:
+        path = super().save(step, samples)
+        if step == self.at:
+            raise KeyboardInterrupt
+        return path
+
+
+@dataclass
+class Run:
+    engine: Bigram
+    saver: Saver
+    summary: Summary
+    lines: list[str]
+
+
+def run(
+    folder: Path,
+    *,
+    steps: int = 10,
+    engine: Bigram | None = None,
+    start: Position | None = None,
+    saver: Saver | None = None,
+    lag: int = 0,
+    **lengths: int,
+) -> Run:
+    engine, saver = engine or Bigram(), saver or Saver()
+    tokens = (np.arange(400) * 7 % VOCAB).astype(np.uint16)
+    share = Share(microbatch=2)
+    loop = Loop(
+        engine,
+        lengths=Lengths(steps=steps, global_batch=4, **lengths),
+        rate=LearningRate(peak=5.0, minimum=0.0, warmup_steps=2, total_steps=steps),
+        training=TrainingData(Samples(tokens, 8, 0), global_batch=4, share=share, seed=0),
+        evaluation=EvaluationData(Samples(tokens[:60], 8, 0), global_batch=4, share=share),
+        saver=saver,
+        memory=Memory(),
+        status=StatusFile(folder / "status" / "rank-0"),
+        reporter=Silent(),
+        metrics=Metrics(folder / "metrics.jsonl"),
+        lag=lag,
+    )
+    summary = loop.run(start or Position())
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return Run(engine, saver, summary, lines)
+
+
+def test_the_loss_falls_to_that_of_a_text_without_doubt(tmp_path: Path) -> None:
+    summary = run(tmp_path, steps=60).summary
+    assert summary.loss is not None and summary.loss < 0.6 < math.log(VOCAB)
+    assert summary.eval_loss is not None and summary.eval_loss < 0.6
+
+
+def test_it_evaluates_and_saves_when_it_is_time_and_at_the_end(tmp_path: Path) -> None:
+    done = run(tmp_path, steps=10, eval_every=4, save_every=3)
+    assert done.saver.saved == [(3, 12), (6, 24), (9, 36), (10, 40)]
+    evaluated = [line.split(",")[0] for line in done.lines if "eval_loss" in line]
+    assert evaluated == ['{"step": 0', '{"step": 4', '{"step": 8', '{"step": 10']
+    assert done.summary.checkpoint == Path("step-10")
+
+
+def test_every_token_of_evaluation_text_counts_once(tmp_path: Path) -> None:
+    assert all('"eval_tokens": 59' in x for x in run(tmp_path).lines if "eval_loss" in x)
+
+
+def test_a_run_in_two_parts_is_the_unbroken_run(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", steps=10)
+    engine, stops = Bigram(), Stops(at=6)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", steps=10, engine=engine, saver=stops, save_every=2)
+    step, samples = stops.saved[-1]
+    run(tmp_path / "parts", steps=10, engine=engine, start=Position(step, samples))
+    assert torch.equal(engine.table, whole.engine.table)
+
+
+def test_a_resumed_run_sees_the_rates_and_samples_that_were_left(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", steps=10)
+    rest = run(tmp_path / "rest", steps=10, start=Position(6, 24))
+    assert rest.engine.rates == whole.engine.rates[6:]
+    assert next(line for line in rest.lines if '"loss"' in line).startswith('{"step": 7,')
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_results_read_late_are_the_same_results(tmp_path: Path, lag: int) -> None:
+    done = run(tmp_path, steps=7, lag=lag, save_every=3)
+    steps = [line.split(",")[0] for line in done.lines if '"loss"' in line]
+    assert steps == [f'{{"step": {i}' for i in range(1, 8)]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path: Path, lag: int) -> None:
+    saver = Saver()
+    with pytest.raises(RunError, match="step 6: loss nan") as caught:
+        run(tmp_path, engine=Bigram(bad_step=6), saver=saver, lag=lag, save_every=2)
+    assert saver.saved == [(2, 8), (4, 16)]
+    assert "step-4" in str(caught.value)
