@@ -1,0 +1,1 @@
+"""What a plan costs: seconds, bytes in memory and on the wire of a training step; no torch."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from triptych.cost.gemm import gemm_s
-from triptych.cost.layer import Site, activation_bytes
 from triptych.cost.operators import host_s, operator_seconds, with_host
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator
+from triptych.cost.site import Site
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits are alive at once."""
@@ -45,7 +45,7 @@ def embedding_cost(site: Site, local: tuple[LocalOperator, ...], setting: Settin
 
 def head_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> PieceCost:
     """Final norm, three products a chunk, softmax and its small all-reduces."""
-    tokens = setting.microbatch * site.sequence_length / setting.context
+    tokens = site.tokens(setting)
     norm, product = local[0], local[1]
     norm_s = operator_seconds(norm, site.rates, setting, site.sequence_length)
     chunks = math.ceil(tokens / CHUNK_TOKENS)
@@ -70,7 +70,7 @@ def head_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) ->
 
 
 def logit_bytes(element_bytes: float) -> float:
-    """Bytes per logit of a chunk: fp32, overwritten by its gradient; 16-bit copies before, after."""
+    """Bytes per logit of a chunk: fp32, overwritten by its gradient; 16-bit copies around it."""
     return element_bytes if element_bytes >= 4 else 4.0 + 2.0 * element_bytes
 
 
@@ -90,7 +90,7 @@ def _softmax_sums_s(site: Site, rows: float) -> float:
 
 def _exchange_s(site: Site, setting: Setting) -> tuple[float, float]:
     """Seconds to gather the hidden states, and to sum them (all-reduce or reduce-scatter)."""
-    size_bytes = activation_bytes(site, setting)
+    size_bytes = site.activation_bytes(setting)
     gathered_s = site.tensor.gather_s(size_bytes)
     if setting.sequence_parallel:
         return gathered_s, gathered_s

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from triptych.cost.layer import activation_bytes, message_bytes
 from triptych.cost.memory import Memory, overhead_bytes, rank_memory, state_bytes, work_bytes
 from triptych.cost.pipeline import Pair, in_flight
 from triptych.cost.pricer import Pricer, StageCost
@@ -97,7 +96,7 @@ class Frame:
         stride = self.stages[0].num_devices
         group = self.pricer.group(self.num_ranks, stride)
         return max(
-            group.send_s(message_bytes(self.pricer.site(setting), setting))
+            group.send_s(self.pricer.site(setting).message_bytes(setting))
             for setting in dict.fromkeys(self.settings)
         )
 
@@ -116,7 +115,7 @@ class Frame:
             else pricer.group(1, 1),
         )
 
-    # --- costs under a ZeRO stage ------------------------------------------------------------------
+    # --- costs under a ZeRO stage ----------------------------------------------------------------
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -176,7 +175,7 @@ class Frame:
             is_cpu=self.is_cpu,
         )
 
-    # --- memory ------------------------------------------------------------------------------------
+    # --- memory ----------------------------------------------------------------------------------
 
     @property
     def is_cpu(self) -> bool:
@@ -187,8 +186,8 @@ class Frame:
         """Hidden states on their way: one to send, one to receive, one gathered sequence."""
         setting = self.settings[rank]
         site = self.pricer.site(setting)
-        waiting = 2 * message_bytes(site, setting) if self.num_ranks > 1 else 0.0
-        return waiting + (activation_bytes(site, setting) if setting.sequence_parallel else 0.0)
+        waiting = 2 * site.message_bytes(setting) if self.num_ranks > 1 else 0.0
+        return waiting + (site.activation_bytes(setting) if setting.sequence_parallel else 0.0)
 
     def memory(self, rank: int, storage: Storage, flights: Sequence[int]) -> Memory:
         """Peak bytes of a pipeline rank; `flights` are micro-batches in flight by stage."""
@@ -212,7 +211,11 @@ class Frame:
     def state(self, storage: Storage) -> list[float]:
         """Bytes of the model's state on each rank of `distinct`: the part that ZeRO changes."""
         return [
-            sum(state_bytes([self.costs[s] for s in self.stages_of(rank)], self._storage(storage, rank)))
+            sum(
+                state_bytes(
+                    [self.costs[s] for s in self.stages_of(rank)], self._storage(storage, rank)
+                )
+            )
             for rank in self.distinct
         ]
 

@@ -29,7 +29,7 @@ class Holdings(NamedTuple):
         return self.dense + self.expert
 
     def plus(self, other: Holdings, times: int = 1) -> Holdings:
-        """This and `times` of another."""
+        """The sum with `times` another."""
         return Holdings(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 

@@ -74,7 +74,7 @@ def with_host(rates: Rates, work_s: float, host_seconds: float) -> float:
 
 
 def _gemm(local: LocalOperator, rates: Rates, setting: Setting, tokens: float) -> Seconds:
-    """y = xW, dx = dy W^T, dW = x^T dy. Experts: one product each, tokens spread evenly."""
+    """Three products: xW, dy W^T, x^T dy. Experts: one each, tokens spread evenly."""
     op = local.operator
     rows = tokens
     if op.copies > 1:

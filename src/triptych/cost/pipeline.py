@@ -20,9 +20,7 @@ def makespan_bound_s(
     Exact for GPipe always, and for 1F1B with equal stages and free hops, (m+p-1)(F+B)
     (Narayanan et al. 2021, sec. 2.2); for other schedules a plain bound.
 
-    Args:
-        stages: seconds of each stage, in model order.
-        hop_s: seconds of a message from one stage to the next.
+    `stages` are in model order; `hop_s` is the time of a message from one to the next.
     """
     if len(stages) == 1:
         return num_microbatches * (stages[0][0] + stages[0][1])

@@ -12,10 +12,11 @@ from triptych.cluster.cluster import Cluster
 from triptych.cost.collectives import Group, group
 from triptych.cost.ends import embedding_cost, head_cost
 from triptych.cost.holdings import Holdings, holdings
-from triptych.cost.layer import Site, layer_cost
+from triptych.cost.layer import layer_cost
 from triptych.cost.rates import Rates, memory_limit_bytes, rates, slowest_device
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator, localize
+from triptych.cost.site import Site
 from triptych.model.model import Model
 from triptych.model.operators import block_operators, embedding_operators, head_operators
 from triptych.plan.workload import Workload
@@ -99,7 +100,7 @@ class Pricer:
     # --- pieces ----------------------------------------------------------------------------------
 
     def local(self, kind: int, setting: Setting) -> tuple[LocalOperator, ...]:
-        """The slowest rank's operators: of a kind of block, of the embedding (-1), the head (-2)."""
+        """The slowest rank's operators: of a kind of block, of `EMBEDDING` or of `HEAD`."""
         key = (kind, setting.tensor, setting.expert)
         if key not in self._local:
             block = self.kinds[kind] if kind >= 0 else None

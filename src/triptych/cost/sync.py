@@ -58,11 +58,7 @@ def step_tail(
     memory_bytes_per_s: float,
     is_cpu: bool,
 ) -> Tail:
-    """Exposed seconds of a stage's end of step.
-
-    Args:
-        last_backward_s: seconds of the last micro-batch's backward, which hides reductions.
-    """
+    """Exposed seconds of a stage's end of step; the last backward hides reductions."""
     reduction_bytes = storage.reduction_bytes
     owned = held.dense / (storage.shards if storage.zero else 1)
     owned += held.expert / (storage.expert_shards if storage.zero else 1)

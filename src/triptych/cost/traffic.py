@@ -8,18 +8,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from triptych.cost.collectives import all_reduce_bytes, gather_bytes
-from triptych.cost.frame import Frame
-from triptych.cost.holdings import Holdings
-from triptych.cost.layer import (
-    Site,
-    activation_bytes,
+from triptych.cost.exchange import (
+    HALVES,
     dispatch_bytes,
-    message_bytes,
+    halves_bytes,
     regions,
     ring_bytes,
 )
+from triptych.cost.frame import Frame
+from triptych.cost.holdings import Holdings
+from triptych.cost.recompute import repeated_halves
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator, copies_of
+from triptych.cost.site import Site
 from triptych.cost.storage import Storage
 from triptych.cost.sync import late_elements
 from triptych.model.model import Block
@@ -36,7 +37,7 @@ class Traffic(NamedTuple):
     tie: float = 0.0
 
     def plus(self, other: Traffic, times: float = 1.0) -> Traffic:
-        """This and `times` of another."""
+        """The sum with `times` another."""
         return Traffic(*(a + times * b for a, b in zip(self, other, strict=True)))
 
     def largest(self, other: Traffic) -> Traffic:
@@ -49,11 +50,11 @@ def layer_traffic(
 ) -> Traffic:
     """Bytes of one layer for one micro-batch, forward and backward."""
     passes = 3 if setting.recompute == "full" else 2
-    reduced = all_reduce_bytes(setting.tensor, activation_bytes(site, setting))
+    halves = 2 * HALVES * regions(block) + repeated_halves(site.model, block, setting)
     ring = (setting.context - 1) * ring_bytes(site, local, setting)
     dispatched = gather_bytes(setting.expert, dispatch_bytes(site, block, setting))
     return Traffic(
-        tensor=passes * regions(block) * reduced,
+        tensor=halves_bytes(site, setting, halves),
         context=(passes + 1) * ring,
         expert=passes * 2 * dispatched,
     )
@@ -61,13 +62,13 @@ def layer_traffic(
 
 def embedding_traffic(site: Site, setting: Setting) -> Traffic:
     """One all-reduce of the hidden states, or a reduce-scatter and its backward's all-gather."""
-    return Traffic(tensor=all_reduce_bytes(setting.tensor, activation_bytes(site, setting)))
+    return Traffic(tensor=all_reduce_bytes(setting.tensor, site.activation_bytes(setting)))
 
 
 def head_traffic(site: Site, setting: Setting) -> Traffic:
     """One all-reduce of the hidden states' gradient, or gather and scatter; three fp32 a token."""
-    tokens = setting.microbatch * site.sequence_length / setting.context
-    hidden = all_reduce_bytes(setting.tensor, activation_bytes(site, setting))
+    tokens = site.tokens(setting)
+    hidden = all_reduce_bytes(setting.tensor, site.activation_bytes(setting))
     return Traffic(tensor=hidden + all_reduce_bytes(setting.tensor, 12.0 * tokens))
 
 
@@ -131,7 +132,7 @@ def rank_traffic(frame: Frame, storage: Storage, rank: int) -> Traffic:
         total = total.plus(_step_traffic(frame, storage, index))
     setting = frame.settings[rank]
     sent = messages(rank, frame.num_ranks, frame.chunks) * frame.num_microbatches
-    size_bytes = message_bytes(frame.pricer.site(setting), setting)
+    size_bytes = frame.pricer.site(setting).message_bytes(setting)
     return total.plus(Traffic(pipeline=sent * size_bytes))
 
 

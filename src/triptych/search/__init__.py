@@ -1,0 +1,1 @@
+"""The planner: which legal plan is fastest, and why."""

@@ -57,7 +57,7 @@ def _changes(space: Space, pricer: Pricer, needed: int) -> Iterator[str]:
     """Changes that make a plan fit, each with that plan's need."""
     yield from _unpinned(space, pricer)
     if space.runnable_only:
-        wider = replace(space, runnable_only=False, rejected=type(space.rejected)())
+        wider = replace(space, runnable_only=False)
         plan = _fitting(wider, pricer)
         if plan:
             yield f"priced, not runnable here: {plan}"
@@ -75,7 +75,6 @@ def _unpinned(space: Space, pricer: Pricer) -> Iterator[str]:
             space,
             pins=pins,
             base=pins.base_plan(space.model, space.cluster),
-            rejected=type(space.rejected)(),
         )
         plan = _fitting(freed, pricer)
         if plan:
@@ -88,7 +87,7 @@ def _more_devices(space: Space) -> str:
         grown = _grown(space.cluster, times)
         if space.workload.global_batch < grown.num_devices and times > GROWTH[0]:
             break
-        wider = replace(space, cluster=grown, rejected=type(space.rejected)())
+        wider = replace(space, cluster=grown)
         plan = _fitting(wider, Pricer(space.model, grown, space.workload))
         if plan:
             return f"{grown.num_devices} devices instead of {space.cluster.num_devices}: {plan}"

@@ -71,9 +71,7 @@ def walk(space: Space, pricer: Pricer) -> Found:
     return found
 
 
-def _stage_splits(
-    space: Space, pricer: Pricer, degrees: Degrees
-) -> Iterator[tuple[Stage, ...]]:
+def _stage_splits(space: Space, pricer: Pricer, degrees: Degrees) -> Iterator[tuple[Stage, ...]]:
     parts = degrees.pp * space.base.chunks
     microbatches = space.microbatches(degrees.dp)
     if space.pins.layers:

@@ -131,7 +131,7 @@ def _walk(space: Space, pricer: Pricer) -> tuple[Space, Found]:
     found = walk(space, pricer)
     if found.options or space.across_nodes:
         return space, found
-    wider = replace(space, across_nodes=True, rejected=type(space.rejected)())
+    wider = replace(space, across_nodes=True)
     return wider, walk(wider, pricer)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from triptych.cluster.cluster import Cluster
 from triptych.model.model import Model
@@ -23,6 +23,8 @@ LONG_SEQUENCE = 32_768
 MOST_CONTEXT = 16
 SMALL_MICROBATCH = 8
 """Every divisor up to this size is a micro-batch worth trying, above it powers of two."""
+
+T = TypeVar("T")
 
 
 class Degrees(NamedTuple):
@@ -46,7 +48,12 @@ class Space:
     base: Plan
     runnable_only: bool = False
     across_nodes: bool = False  # tensor parallelism may leave the node
-    rejected: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter, init=False)
+    usable_tensor: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        usable = usable_tensor_degrees(self.model, self.cluster.num_devices)
+        object.__setattr__(self, "usable_tensor", frozenset(usable))
 
     # --- degrees ---------------------------------------------------------------------------------
 
@@ -87,7 +94,7 @@ class Space:
     def _broken(self, degrees: Degrees) -> str:
         """Why no plan with these degrees is legal; empty if some are."""
         tp, pp, dp, cp, ep = degrees
-        if tp not in usable_tensor_degrees(self.model, tp)[-1:]:
+        if tp not in self.usable_tensor:
             return "divisibility: tensor degree and heads"
         if pp * self.base.chunks > self.model.num_layers:
             return "divisibility: more stages than layers"
@@ -118,7 +125,9 @@ class Space:
 
     def recomputes(self) -> tuple[str, ...]:
         """What backwards may run again; `selective` pays only where scores are materialised."""
-        tried = ("none", "selective", "full") if self.base.attention == "eager" else ("none", "full")
+        tried = (
+            ("none", "selective", "full") if self.base.attention == "eager" else ("none", "full")
+        )
         return self._allowed("recompute", tried)
 
     def zeros(self, degrees: Degrees) -> tuple[int, ...]:
@@ -131,20 +140,19 @@ class Space:
         tried = SCHEDULES if degrees.pp > 1 else (self.base.schedule,)
         return self._allowed("schedule", tried)
 
-    def _allowed(self, name: str, tried: tuple[object, ...] | list[int] | tuple[str, ...]) -> tuple:
+    def _allowed(self, name: str, tried: Sequence[T]) -> tuple[T, ...]:
         """The pinned value, or the tried ones, if need be only those that run today."""
         if name in self.pins.values or not self.runnable_only:
             return self.pins.choices(name, tried)
         return tuple(value for value in tried if self._runs(name, value))
 
-    def _runs(self, name: str, value: object) -> bool:
+    def _runs(self, name: str, value: Any) -> bool:
         """True if a value takes nothing away from what runs."""
-        if name in ("cp", "ep"):
-            field_name = {"cp": "context", "ep": "expert"}[name]
-            stage = self.base.stages[0]
-            other = self.base.with_(
-                stages=(type(stage)(start=stage.start, stop=stage.stop, **{field_name: value}),)
-            )
+        stage = self.base.stages[0]
+        if name == "cp":
+            other = self.base.with_(stages=(replace(stage, context=value),))
+        elif name == "ep":
+            other = self.base.with_(stages=(replace(stage, expert=value),))
         else:
             other = self.base.with_(**{name: value})
         return set(unrunnable(other, self.model)) <= set(unrunnable(self.base, self.model))

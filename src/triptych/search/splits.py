@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from triptych.cost.pipeline import makespan_bound_s
 from triptych.cost.pricer import EMBEDDING, HEAD, Pricer
@@ -81,7 +81,7 @@ def quantile_split(
             at -= 1
         bounds.append(min(max(at, bounds[-1] + 1), len(layers_s) - (parts - part)))
     bounds.append(len(layers_s))
-    return tuple(stop - start for start, stop in zip(bounds, bounds[1:], strict=False))
+    return tuple(stop - start for start, stop in pairwise(bounds))
 
 
 def _deal(

@@ -1,0 +1,82 @@
+"""What a layer's ranks exchange in one pass: seconds exposed, and bytes.
+
+Tensor parallelism all-reduces the hidden states once per region and pass. Sequence parallelism
+makes of each a reduce-scatter and an all-gather: two halves with the same bytes together.
+"""
+
+from __future__ import annotations
+
+from triptych.cost.collectives import gather_bytes
+from triptych.cost.operators import Seconds
+from triptych.cost.setting import Setting
+from triptych.cost.shard import LocalOperator
+from triptych.cost.site import Site
+from triptych.model.model import Block, Experts
+
+HALVES = 2
+"""Of one exchange: an all-reduce is a reduce-scatter and an all-gather."""
+
+
+def regions(block: Block) -> int:
+    """Tensor-parallel regions of a layer: attention and MLP, or both in one (a single norm)."""
+    return 2 if block.norms >= 2 else 1
+
+
+def halves_s(site: Site, setting: Setting, halves: int) -> float:
+    """Seconds of so many halves of exchanges of the hidden states over the tensor ranks."""
+    size_bytes = site.activation_bytes(setting)
+    if setting.sequence_parallel:
+        return halves * site.tensor.gather_s(size_bytes)
+    return halves / HALVES * site.tensor.all_reduce_s(size_bytes)
+
+
+def halves_bytes(site: Site, setting: Setting, halves: int) -> float:
+    """Bytes that a rank sends in so many halves."""
+    return halves * gather_bytes(setting.tensor, site.activation_bytes(setting))
+
+
+def ring_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """Bytes of the keys and values that a rank passes on in one round of ring attention."""
+    widths = (
+        op.kv_heads * (op.operator.head_dim + op.operator.value_dim)
+        for op in local
+        if op.operator.kind == "attention"
+    )
+    return sum(widths) * site.tokens(setting) * site.rates.element_bytes
+
+
+def ring_s(
+    site: Site,
+    local: tuple[LocalOperator, ...],
+    seconds: list[Seconds],
+    setting: Setting,
+    rounds: int,
+) -> float:
+    """Ring attention's exposed seconds: what does not hide behind the attention of a chunk.
+
+    One round in the forward; two in the backward, where the gradients travel too.
+    """
+    if setting.context == 1:
+        return 0.0
+    hops = rounds * (setting.context - 1)
+    sent_s = hops * site.context.send_s(ring_bytes(site, local, setting))
+    attention_s = sum(
+        piece.forward_s if rounds == 1 else piece.backward_s
+        for op, piece in zip(local, seconds, strict=True)
+        if op.operator.kind == "attention"
+    )
+    hidden_s = 0.0 if site.rates.is_cpu else attention_s * (1 - 1 / setting.context)
+    return max(0.0, sent_s - hidden_s)
+
+
+def dispatch_bytes(site: Site, block: Block, setting: Setting) -> float:
+    """Bytes of the tokens that a rank hands to the experts of other ranks, and gets back."""
+    if not isinstance(block.mlp, Experts):
+        return 0.0
+    return site.activation_bytes(setting) * block.mlp.top_k
+
+
+def dispatch_s(site: Site, block: Block, setting: Setting) -> float:
+    """Dispatch and combine: two all-to-alls a pass."""
+    size_bytes = dispatch_bytes(site, block, setting)
+    return 2 * site.expert.all_to_all_s(size_bytes) if size_bytes else 0.0
