@@ -18,7 +18,7 @@ from triptych.cost.pricer import Pricer
 from triptych.errors import PlanError, Problem
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
-from triptych.plan.rules import unrunnable, verify
+from triptych.plan.rules import require_legal, unrunnable, verify
 from triptych.plan.workload import Workload
 from triptych.search.closest import Closest, closest
 from triptych.search.options import Found, walk
@@ -144,7 +144,7 @@ def _answers(
     chosen = ranked(contenders, top)
     if not chosen:
         return (), None
-    first = predict_with(pricer, chosen[0].plan)
+    first = _predict(pricer, chosen[0].plan)
     answers = [Candidate(plan=first.plan, prediction=first, reason=reason(first, first))]
     for contender in chosen[1:]:
         answers.append(_candidate(pricer, contender.plan, first))
@@ -156,8 +156,14 @@ def _answers(
 
 
 def _candidate(pricer: Pricer, plan: Plan, first: Prediction) -> Candidate:
-    prediction = predict_with(pricer, plan)
+    prediction = _predict(pricer, plan)
     return Candidate(plan=plan, prediction=prediction, reason=reason(prediction, first))
+
+
+def _predict(pricer: Pricer, plan: Plan) -> Prediction:
+    """The prediction of a plan that the rules have passed: theirs is the last word."""
+    require_legal(plan, pricer.model, pricer.cluster, pricer.workload)
+    return predict_with(pricer, plan)
 
 
 def _runs(model: Model) -> Callable[[Plan], bool]:

@@ -12,10 +12,10 @@ from triptych.cluster.cluster import Cluster
 from triptych.model.model import Model
 from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
-from triptych.plan.rules import unrunnable, usable_tensor_degrees
+from triptych.plan.rules import unrunnable, usable_tensor_degrees, verify
 from triptych.plan.workload import Workload
 from triptych.schedule.generate import SCHEDULES
-from triptych.search.pins import Pins
+from triptych.search.pins import SEARCHED, Pins
 
 LONG_SEQUENCE = 32_768
 """Sequence length from which context parallelism is looked at without being pinned."""
@@ -104,7 +104,26 @@ class Space:
             return "divisibility: sequence and context degree"
         if (dp * cp) % ep:
             return "divisibility: expert degree and data x context"
-        return "" if self.microbatches(dp) else "batch arithmetic"
+        if not self.microbatches(dp):
+            return "batch arithmetic"
+        return "fixed settings" if self._breaks_other_rules(degrees) else ""
+
+    def _breaks_other_rules(self, degrees: Degrees) -> bool:
+        """True if a fixed setting that no search varies is illegal with these degrees."""
+        if self.pins.values.keys() <= {*Degrees._fields, *SEARCHED, "precision"}:
+            return False
+        return bool(verify(self._sample(degrees), self.model, self.cluster, self.workload))
+
+    def _sample(self, degrees: Degrees) -> Plan:
+        """A plan with these degrees: the fixed settings, otherwise the first that is tried."""
+        uniform = Plan.uniform(
+            self.model.num_layers,
+            chunks=self.base.chunks,
+            layers=self.pins.layers,
+            **degrees._asdict(),
+        )
+        microbatch = self.microbatches(degrees.dp)[0]
+        return self.base.with_(stages=uniform.stages, microbatch=microbatch)
 
     # --- settings --------------------------------------------------------------------------------
 

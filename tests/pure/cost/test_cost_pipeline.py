@@ -1,0 +1,69 @@
+"""Closed forms of the pipeline against the simulation of the very program."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from triptych.cost.pipeline import Pair, in_flight, makespan_bound_s
+from triptych.schedule.action import Action, Kind
+from triptych.schedule.generate import SCHEDULES, build_program
+from triptych.schedule.simulate import peak_in_flight, simulate
+
+SIZES = [(1, 1), (1, 5), (2, 1), (2, 7), (3, 2), (4, 4), (4, 9), (5, 3), (6, 20)]
+
+
+def simulated_s(schedule: str, stages: list[Pair], count: int, hop_s: float = 0.0) -> float:
+    def duration(action: Action) -> float:
+        return stages[action.stage][0 if action.kind is Kind.F else 1]
+
+    program = build_program(schedule, len(stages), count)
+    return simulate(program, duration, lambda _: hop_s).makespan_s
+
+
+def random_stages(rng: random.Random, count: int) -> list[Pair]:
+    return [(rng.uniform(0.5, 2.0), rng.uniform(1.0, 4.0)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("hop_s", [0.0, 0.3])
+@pytest.mark.parametrize(("ranks", "count"), SIZES)
+def test_gpipe_s_closed_form_is_exact(ranks: int, count: int, hop_s: float) -> None:
+    rng = random.Random(ranks * 100 + count)
+    stages = random_stages(rng, ranks)
+    expected = simulated_s("gpipe", stages, count, hop_s)
+    assert makespan_bound_s("gpipe", stages, count, hop_s) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("ranks", "count"), SIZES)
+def test_equal_stages_take_m_plus_p_minus_one_rounds(schedule: str, ranks: int, count: int) -> None:
+    stages = [(1.0, 2.0)] * ranks
+    expected = (count + ranks - 1) * 3.0
+    assert makespan_bound_s(schedule, stages, count) == pytest.approx(expected)
+    assert simulated_s(schedule, stages, count) == pytest.approx(expected)
+
+
+def test_no_simulation_undercuts_the_bound_of_1f1b() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        stages = random_stages(rng, rng.randint(1, 6))
+        count, hop_s = rng.randint(1, 12), rng.choice([0.0, rng.random()])
+        bound_s = makespan_bound_s("1f1b", stages, count, hop_s)
+        assert bound_s <= simulated_s("1f1b", stages, count, hop_s) * (1 + 1e-12)
+
+
+def test_the_bound_of_1f1b_is_tight_when_one_stage_is_heavier() -> None:
+    stages = [(1.0, 2.0)] * 3 + [(1.4, 2.5)]
+    assert makespan_bound_s("1f1b", stages, 16) == pytest.approx(
+        simulated_s("1f1b", stages, 16), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("ranks", "count"), SIZES)
+def test_micro_batches_in_flight_are_those_of_the_program(
+    schedule: str, ranks: int, count: int
+) -> None:
+    program = build_program(schedule, ranks, count)
+    assert tuple(in_flight(schedule, ranks, count)) == peak_in_flight(program)
