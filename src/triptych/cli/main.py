@@ -27,6 +27,7 @@ VERBS = {
     "report": "draw a run folder as an HTML page",
     "tokenizer": "train a byte-level BPE tokenizer on text files",
 }
+INTERRUPTED = 130
 OPTIONAL = {"torch", "transformers", "safetensors", "tokenizers"}
 
 
@@ -45,7 +46,7 @@ def run(args: Sequence[str]) -> int:
             return _failed(error, stdout, as_json)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
-            return 130
+            return INTERRUPTED
         answer.print(stdout, as_json)
         return answer.exit_code
 
@@ -80,6 +81,8 @@ def call_verb(verb: str, args: Sequence[str]) -> Answer:
             raise
         works = "pip install 'triptych[run]'"
         raise InputError(Problem(f"`triptych {verb}` needs {error.name}", works=works)) from error
+    if result == INTERRUPTED:  # what Typer makes of Ctrl-C
+        raise KeyboardInterrupt
     return result if isinstance(result, Answer) else Answer()
 
 

@@ -21,9 +21,7 @@ def fit_batch(
     `plan_says` is True if the plan itself names its micro-batch rather than having the default.
     """
     if plan_says and microbatch not in (None, plan.microbatch):
-        what = (
-            f"[train] microbatch = {microbatch}, but the plan says {plan.microbatch}"
-        )
+        what = f"[train] microbatch = {microbatch}, but the plan says {plan.microbatch}"
         works = f"[train] microbatch = {plan.microbatch}, or none in the job"
         return plan, [Problem(what, "job and plan agree", works)]
     if microbatch is None and accumulation is not None and not plan_says:

@@ -62,6 +62,7 @@ def launch(
             raise _failure(run, watch, checkpoints) from None
         _restore_screen()
         if error.sigval == signal.SIGINT:
+            _say_where(run, checkpoints)
             raise KeyboardInterrupt from None
         raise RunError(f"stopped by {signal.Signals(error.sigval).name}") from None
     summary: Summary = results[0]
@@ -131,6 +132,14 @@ def _failure(run: RunFolder, watch: _Watch, checkpoints: Path) -> RunError | Inp
     if cause is not None and cause.error is not None and cause.error.is_input:
         return InputError(Problem(cause.error.text.removeprefix("- ")))
     return RunError(last_words(run, ends, _newest(checkpoints)))
+
+
+def _say_where(run: RunFolder, checkpoints: Path) -> None:
+    """Tells where an interrupted run stood and what it can go on from."""
+    status, newest = read_status(run.status(0)), _newest(checkpoints)
+    step = status.step if status else 0
+    words = f"the same command goes on from {newest}" if newest else "there is no checkpoint yet"
+    sys.stderr.write(f"stopped at step {step}; {words}\n")
 
 
 def _newest(checkpoints: Path) -> Path | None:
