@@ -15,6 +15,7 @@ from triptych.cost.sharded import sharded_pass
 from triptych.cost.storage import Storage
 from triptych.cost.sync import Axes, Tail, step_tail
 from triptych.plan.plan import Plan, Stage
+from triptych.schedule.program import Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,10 @@ class Frame:
     def stages_of(self, rank: int) -> range:
         """The stages that a pipeline rank runs."""
         return range(rank, len(self.stages), self.num_ranks)
+
+    def program(self, schedule: str, num_microbatches: int) -> Program:
+        """The schedule's program for these stages."""
+        return self.pricer.program(schedule, self.num_ranks, num_microbatches, self.chunks)
 
     @cached_property
     def kind_of_rank(self) -> tuple[int, ...]:

@@ -11,7 +11,13 @@ from triptych.cost.memory import Memory
 from triptych.cost.prediction import Prediction
 from triptych.cost.pricer import Pricer
 from triptych.cost.setting import Parts
-from triptych.cost.step import Step, price_step
+from triptych.cost.step import (
+    Priced,
+    Step,
+    is_simulated_whole,
+    predicted_timeline,
+    price_step,
+)
 from triptych.cost.storage import Storage
 from triptych.cost.traffic import frame_traffic
 from triptych.model.count import training_flops_per_token
@@ -27,18 +33,19 @@ def predict(model: Model, cluster: Cluster, workload: Workload, plan: Plan) -> P
     return predict_with(Pricer(model, cluster, workload), plan)
 
 
-def predict_with(pricer: Pricer, plan: Plan) -> Prediction:
-    """As `predict`, with pieces that may have been priced before."""
+def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> Prediction:
+    """As `predict`, with pieces that may have been priced before, and without spans if unwanted."""
     frame = Frame.of(pricer, plan)
     storage = Storage.of(plan)
-    step = price_step(frame, storage, plan.schedule)
+    priced = Priced.of(frame, storage)
+    step = price_step(frame, priced, plan.schedule)
     memory = frame.largest_memory(storage, plan.schedule)
     limit = pricer.memory_limit_bytes
     rates = pricer.rates(plan.precision.parameter)
     flops = _model_flops(pricer)
     per_device = flops / plan.world_size / step.total_s
     reasons = tuple(unrunnable(plan, pricer.model))
-    is_whole = step.timeline is not None
+    is_whole = is_simulated_whole(frame)
     return Prediction(
         step_time_s=step.total_s,
         tokens_per_s_per_gpu=pricer.workload.tokens / plan.world_size / step.total_s,
@@ -48,7 +55,7 @@ def predict_with(pricer: Pricer, plan: Plan) -> Prediction:
         peak_memory_gib=memory.total_bytes / GIB,
         memory_gib=_memory_gib(memory),
         time_s=_time_terms(frame, storage, step),
-        bubble_fraction=_bubble_fraction(frame, storage, step),
+        bubble_fraction=_bubble_fraction(frame, priced, step),
         bytes_sent_per_rank=frame_traffic(frame, storage)._asdict(),
         fits=memory.total_bytes <= limit,
         memory_limit_gib=limit / GIB,
@@ -56,7 +63,7 @@ def predict_with(pricer: Pricer, plan: Plan) -> Prediction:
         reasons=reasons,
         assumptions=assumptions(plan, pricer.model, pricer.cluster, rates, is_whole),
         plan=plan,
-        timeline=step.timeline,
+        timeline=predicted_timeline(frame, priced.pairs, plan.schedule) if with_timeline else None,
     )
 
 
@@ -110,10 +117,9 @@ def _time_terms(frame: Frame, storage: Storage, step: Step) -> Mapping[str, floa
     }
 
 
-def _bubble_fraction(frame: Frame, storage: Storage, step: Step) -> float:
+def _bubble_fraction(frame: Frame, priced: Priced, step: Step) -> float:
+    """Idle share of all pipeline ranks between first and last compute, as `Timeline` has it."""
     if frame.num_ranks == 1:
         return 0.0
-    if step.timeline is not None:
-        return step.timeline.bubble_fraction
-    busy_s = sum(f + b for f, b in frame.pairs(storage)) * frame.num_microbatches
+    busy_s = sum(f + b for f, b in priced.pairs) * frame.num_microbatches
     return 1.0 - busy_s / (frame.num_ranks * step.makespan_s)

@@ -31,7 +31,7 @@ class Prediction:
     communication terms are exposed seconds only. `memory_gib` are the terms of the largest rank.
     `bubble_fraction` is the idle share of all pipeline ranks between first and last compute.
     `bytes_sent_per_rank` is the largest over ranks, axis by axis. `timeline` is absent for
-    programs too long to simulate whole.
+    programs too long to simulate whole, and for plans that a search ranks behind its best.
     """
 
     step_time_s: float

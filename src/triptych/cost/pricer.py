@@ -20,6 +20,8 @@ from triptych.cost.site import Site
 from triptych.model.model import Model
 from triptych.model.operators import block_operators, embedding_operators, head_operators
 from triptych.plan.workload import Workload
+from triptych.schedule.generate import build_program
+from triptych.schedule.program import Program
 
 
 class StageCost(NamedTuple):
@@ -54,6 +56,7 @@ class Pricer:
         self.kinds = tuple(dict.fromkeys(model.blocks))
         index = {block: i for i, block in enumerate(self.kinds)}
         self.kind_of_layer = [index[block] for block in model.blocks]
+        self._programs: dict[tuple[str, int, int, int], Program] = {}
         self._rates: dict[str, Rates] = {}
         self._groups: dict[tuple[int, int], Group] = {}
         self._local: dict[tuple[int, int, int], tuple[LocalOperator, ...]] = {}
@@ -89,6 +92,13 @@ class Pricer:
                 expert=self.group(setting.expert, setting.tensor),
             )
         return self._sites[setting]
+
+    def program(self, name: str, ranks: int, num_microbatches: int, chunks: int) -> Program:
+        """A schedule's program, without sends and receives."""
+        key = (name, ranks, num_microbatches, chunks)
+        if key not in self._programs:
+            self._programs[key] = build_program(*key)
+        return self._programs[key]
 
     def counts(self, start: int, stop: int) -> Counts:
         """Layers `start` to `stop` by kind."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from triptych.cost.clock import rank_ends_s
 from triptych.cost.frame import Frame
 from triptych.cost.pipeline import Pair, makespan_bound_s
 from triptych.cost.storage import Storage
 from triptych.cost.sync import Tail
 from triptych.schedule.action import Action, Kind
-from triptych.schedule.generate import build_program
 from triptych.schedule.simulate import simulate
 from triptych.schedule.timeline import Timeline
 
@@ -30,7 +30,6 @@ class Step:
     synchronise_s: float  # from the end of the pipeline until all gradients are global
     optimizer_s: float
     gather_s: float
-    timeline: Timeline | None
 
     @property
     def total_s(self) -> float:
@@ -67,22 +66,17 @@ def step_seconds(frame: Frame, priced: Priced, schedule: str) -> float:
     """The step time of `price_step`, without the rest."""
     if frame.num_ranks == 1:
         return step_bound_s(frame, priced, schedule)
-    ends_s, _ = _ends(frame, priced.pairs, schedule, frame.hop_s)
+    ends_s = pipeline_ends_s(frame, priced.pairs, schedule, frame.hop_s)
     update = priced.update
     return _global_gradients_s(frame, priced, ends_s) + update.optimizer_s + update.gather_s
 
 
-def price_step(frame: Frame, storage: Storage, schedule: str) -> Step:
-    """The step, its pipeline simulated with the very program that would run.
-
-    Very long programs are simulated with fewer micro-batches and continued at their steady pace.
-    """
-    priced = Priced.of(frame, storage)
-    ends_s, timeline = _ends(frame, priced.pairs, schedule, frame.hop_s)
-    makespan_s = max(ends_s)
-    without_hops_s = makespan_s
+def price_step(frame: Frame, priced: Priced, schedule: str) -> Step:
+    """The step, its pipeline simulated with the very program that would run."""
+    ends_s = pipeline_ends_s(frame, priced.pairs, schedule, frame.hop_s)
+    makespan_s = without_hops_s = max(ends_s)
     if frame.num_ranks > 1:
-        without_hops_s = max(_ends(frame, priced.pairs, schedule, 0.0)[0])
+        without_hops_s = max(pipeline_ends_s(frame, priced.pairs, schedule, 0.0))
     update = priced.update
     return Step(
         makespan_s=makespan_s,
@@ -90,8 +84,49 @@ def price_step(frame: Frame, storage: Storage, schedule: str) -> Step:
         synchronise_s=_global_gradients_s(frame, priced, ends_s) - makespan_s,
         optimizer_s=update.optimizer_s,
         gather_s=update.gather_s,
-        timeline=timeline,
     )
+
+
+def predicted_timeline(frame: Frame, pairs: list[Pair], schedule: str) -> Timeline | None:
+    """The spans of the program that would run; None if there are too many to be of use."""
+    if not is_simulated_whole(frame):
+        return None
+
+    def duration(action: Action) -> float:
+        forward_s, backward_s = pairs[action.stage]
+        if action.kind is Kind.F:
+            return forward_s
+        return backward_s if action.kind is Kind.B else backward_s / 2.0  # half of it: I or W
+
+    program = frame.program(schedule, frame.num_microbatches)
+    return simulate(program, duration, lambda _: frame.hop_s)
+
+
+def is_simulated_whole(frame: Frame) -> bool:
+    """True if the program is short enough to be simulated whole."""
+    return frame.num_microbatches <= _most_microbatches(frame)
+
+
+def pipeline_ends_s(frame: Frame, pairs: list[Pair], schedule: str, hop_s: float) -> list[float]:
+    """When each rank ends its part of the program.
+
+    Long programs are run with fewer micro-batches and continued at their steady pace, which
+    repeats after as many micro-batches as there are stages.
+    """
+    count, period = frame.num_microbatches, len(pairs)
+    if is_simulated_whole(frame):
+        return rank_ends_s(frame.program(schedule, count), pairs, hop_s)
+    most = _most_microbatches(frame)
+    most -= (most - count) % period  # the same place in the period as the full count
+    shorter = rank_ends_s(frame.program(schedule, most - period), pairs, hop_s)
+    longer = rank_ends_s(frame.program(schedule, most), pairs, hop_s)
+    periods = (count - most) / period
+    return [b + periods * (b - a) for a, b in zip(shorter, longer, strict=True)]
+
+
+def _most_microbatches(frame: Frame) -> int:
+    stages = len(frame.stages)
+    return max(4 * stages, SIMULATED_ACTIONS // (2 * stages))
 
 
 def _global_gradients_s(frame: Frame, priced: Priced, ends_s: list[float]) -> float:
@@ -100,40 +135,3 @@ def _global_gradients_s(frame: Frame, priced: Priced, ends_s: list[float]) -> fl
         end + priced.tails[kind].early_s
         for kind, end in zip(frame.kind_of_rank, ends_s, strict=True)
     )
-
-
-def _ends(
-    frame: Frame, pairs: list[Pair], schedule: str, hop_s: float
-) -> tuple[list[float], Timeline | None]:
-    """When each rank ends its part of the program; the timeline if it was simulated whole."""
-    ranks, count = frame.num_ranks, frame.num_microbatches
-    most = max(4 * len(pairs), SIMULATED_ACTIONS // (2 * len(pairs)))
-    if count <= most:
-        timeline = _simulated(pairs, schedule, ranks, count, frame.chunks, hop_s)
-        return _rank_ends(timeline), timeline
-    period = len(pairs)
-    most -= (most - count) % period  # the same place in the period as the full count
-    shorter = _rank_ends(_simulated(pairs, schedule, ranks, most - period, frame.chunks, hop_s))
-    longer = _rank_ends(_simulated(pairs, schedule, ranks, most, frame.chunks, hop_s))
-    periods = (count - most) / period
-    return [b + periods * (b - a) for a, b in zip(shorter, longer, strict=True)], None
-
-
-def _simulated(
-    pairs: list[Pair], schedule: str, ranks: int, count: int, chunks: int, hop_s: float
-) -> Timeline:
-    def duration(action: Action) -> float:
-        forward_s, backward_s = pairs[action.stage]
-        if action.kind is Kind.F:
-            return forward_s
-        return backward_s if action.kind is Kind.B else backward_s / 2.0  # half of it: I or W
-
-    program = build_program(schedule, ranks, count, chunks)
-    return simulate(program, duration, lambda _: hop_s)
-
-
-def _rank_ends(timeline: Timeline) -> list[float]:
-    ends = [0.0] * timeline.num_ranks
-    for span in timeline.spans:
-        ends[span.rank] = max(ends[span.rank], span.end_s)
-    return ends

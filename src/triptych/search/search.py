@@ -156,14 +156,14 @@ def _answers(
 
 
 def _candidate(pricer: Pricer, plan: Plan, first: Prediction) -> Candidate:
-    prediction = _predict(pricer, plan)
+    prediction = _predict(pricer, plan, with_timeline=False)
     return Candidate(plan=plan, prediction=prediction, reason=reason(prediction, first))
 
 
-def _predict(pricer: Pricer, plan: Plan) -> Prediction:
+def _predict(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> Prediction:
     """The prediction of a plan that the rules have passed: theirs is the last word."""
     require_legal(plan, pricer.model, pricer.cluster, pricer.workload)
-    return predict_with(pricer, plan)
+    return predict_with(pricer, plan, with_timeline=with_timeline)
 
 
 def _runs(model: Model) -> Callable[[Plan], bool]:

@@ -6,20 +6,27 @@ import random
 
 import pytest
 
+from triptych.cost.clock import rank_ends_s
 from triptych.cost.pipeline import Pair, in_flight, makespan_bound_s
 from triptych.schedule.action import Action, Kind
 from triptych.schedule.generate import SCHEDULES, build_program
+from triptych.schedule.program import Program
 from triptych.schedule.simulate import peak_in_flight, simulate
+from triptych.schedule.timeline import Timeline
 
 SIZES = [(1, 1), (1, 5), (2, 1), (2, 7), (3, 2), (4, 4), (4, 9), (5, 3), (6, 20)]
 
 
-def simulated_s(schedule: str, stages: list[Pair], count: int, hop_s: float = 0.0) -> float:
+def simulated(schedule: str, stages: list[Pair], count: int, hop_s: float = 0.0) -> Timeline:
     def duration(action: Action) -> float:
         return stages[action.stage][0 if action.kind is Kind.F else 1]
 
     program = build_program(schedule, len(stages), count)
-    return simulate(program, duration, lambda _: hop_s).makespan_s
+    return simulate(program, duration, lambda _: hop_s)
+
+
+def simulated_s(schedule: str, stages: list[Pair], count: int, hop_s: float = 0.0) -> float:
+    return simulated(schedule, stages, count, hop_s).makespan_s
 
 
 def random_stages(rng: random.Random, count: int) -> list[Pair]:
@@ -58,6 +65,32 @@ def test_the_bound_of_1f1b_is_tight_when_one_stage_is_heavier() -> None:
     assert makespan_bound_s("1f1b", stages, 16) == pytest.approx(
         simulated_s("1f1b", stages, 16), rel=1e-12
     )
+
+
+@pytest.mark.parametrize("hop_s", [0.0, 0.3])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("ranks", "count"), SIZES)
+def test_the_clock_of_searches_is_that_of_the_simulation(
+    schedule: str, ranks: int, count: int, hop_s: float
+) -> None:
+    stages = random_stages(random.Random(count), ranks)
+    program = build_program(schedule, ranks, count)
+    ends_s = rank_ends_s(program, stages, hop_s)
+    timeline = simulated(schedule, stages, count, hop_s)
+    for rank in range(ranks):
+        last_s = max(span.end_s for span in timeline.spans if span.rank == rank)
+        assert ends_s[rank] == pytest.approx(last_s, rel=1e-12)
+
+
+def test_a_split_backward_takes_its_two_halves() -> None:
+    rows = [[(0, "F"), (0, "I"), (0, "W")], [(1, "F"), (1, "I"), (1, "W")]]
+    program = Program(
+        name="split",
+        placement=(0, 1),
+        num_microbatches=1,
+        actions=tuple(tuple(Action(stage, Kind(kind), 0) for stage, kind in row) for row in rows),
+    )
+    assert rank_ends_s(program, [(1.0, 2.0)] * 2, 0.5) == [1 + 0.5 + 1 + 1 + 0.5 + 2, 4.5]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
