@@ -25,11 +25,13 @@ ClusterOption = Annotated[
 ]
 SequenceOption = Annotated[
     int | None,
-    typer.Option("--seq", metavar="N", help="Tokens a sequence; default: 4096 or what fits."),
+    typer.Option(
+        "--seq", min=1, metavar="N", help="Tokens a sequence; default: 4096 or what fits."
+    ),
 ]
 BatchOption = Annotated[
     int | None,
-    typer.Option("--batch", metavar="N", help="Sequences a step; default: 8 a device."),
+    typer.Option("--batch", min=1, metavar="N", help="Sequences a step; default: 8 a device."),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="One JSON document on stdout, logs on stderr.")

@@ -1,0 +1,131 @@
+"""Is a layout numerically the same as one process? A few steps of both, side by side.
+
+Weights and tokens are drawn from a seed, so that no checkpoint and no text is needed. After one
+AdamW step from zero the first moment is the clipped gradient but for a factor, which makes every
+gradient visible through the shards that a checkpoint would save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from triptych.model.hf import from_config
+from triptych.plan.plan import Plan
+from triptych.plan.workload import Workload
+from triptych.runtime.engine import Engine, MicroBatch
+from triptych.runtime.mesh import Mesh
+from triptych.runtime.replicas import differing_replicas
+from triptych.runtime.tensor.loss import IGNORED
+
+_UNTRAINED = 0.2  # share of labels that do not count, so that token counts differ
+_LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What a layout computed. `gradients` are whole, by name, on rank 0 and empty elsewhere.
+
+    `replicas` names parameters whose copies are not bitwise equal over the ranks.
+    """
+
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    gradients: Mapping[str, torch.Tensor]
+    replicas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The largest relative differences of two traces, and the gradient that differs most."""
+
+    loss: float
+    norm: float
+    gradient: float
+    worst: str
+
+    @property
+    def largest(self) -> float:
+        """The largest of the three."""
+        return max(self.loss, self.norm, self.gradient)
+
+
+def trace(
+    plan: Plan, config: Mapping[str, Any], workload: Workload, *, steps: int = 3, seed: int = 0
+) -> Trace:
+    """Trains a few steps on random tokens under a plan; collective over its ranks."""
+    kv_heads = from_config(config, name="model").kv_heads
+    mesh = Mesh.create(plan, kv_heads=kv_heads)
+    engine = Engine.build(plan, config, mesh, seed=seed)
+    losses, norms = [], []
+    gradients: dict[str, torch.Tensor] = {}
+    for step in range(steps):
+        share = _share(plan, workload, engine.model.vocab, mesh.coordinates.dp, seed + step)
+        result = engine.step(share, _LEARNING_RATE)
+        losses.append(result.loss)
+        norms.append(result.grad_norm)
+        if step == 0:
+            gradients = _moments(engine)
+    return Trace(
+        losses=tuple(losses),
+        norms=tuple(norms),
+        gradients=gradients,
+        replicas=tuple(differing_replicas(engine.shards())),
+    )
+
+
+def difference(one: Trace, other: Trace) -> Difference:
+    """How far two traces are apart. Both must hold the same parameters."""
+    assert one.gradients.keys() == other.gradients.keys()
+    by_name = {
+        name: float((other.gradients[name] - gradient).abs().max())
+        / max(float(gradient.abs().max()), 1e-30)
+        for name, gradient in one.gradients.items()
+    }
+    worst = max(by_name, key=by_name.__getitem__)
+    return Difference(
+        loss=_largest(one.losses, other.losses),
+        norm=_largest(one.norms, other.norms),
+        gradient=by_name[worst],
+        worst=worst,
+    )
+
+
+def _largest(values: Sequence[float], others: Sequence[float]) -> float:
+    return max(abs(a - b) / max(abs(a), 1e-30) for a, b in zip(values, others, strict=True))
+
+
+def _share(
+    plan: Plan, workload: Workload, vocab: int, dp_index: int, seed: int
+) -> list[MicroBatch]:
+    """The micro-batches of one replica, out of a global batch that depends on the seed only."""
+    draws = torch.Generator().manual_seed(seed)
+    shape = (workload.global_batch, workload.sequence_length)
+    ids, labels = (torch.randint(vocab, shape, generator=draws) for _ in range(2))
+    labels[torch.rand(shape, generator=draws) < _UNTRAINED] = IGNORED
+    count = workload.global_batch // plan.dp
+    starts = range(dp_index * count, (dp_index + 1) * count, plan.microbatch)
+    cuts = [slice(start, start + plan.microbatch) for start in starts]
+    return [MicroBatch(ids[cut], labels[cut]) for cut in cuts]
+
+
+def _moments(engine: Engine) -> dict[str, torch.Tensor]:
+    """The first moments of all parameters, put together on rank 0."""
+    parts = [
+        (shard.name, shard.shape, shard.box, shard.tensor.detach().cpu())
+        for shard in engine.shards()
+        if shard.kind == "exp_avg" and shard.saved
+    ]
+    gathered: list[Any] | None = [parts]
+    if dist.is_initialized():
+        gathered = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(parts, gathered)
+    whole: dict[str, torch.Tensor] = {}
+    for name, shape, box, values in (part for rank in gathered or [] for part in rank):
+        target = whole.setdefault(name, torch.full(shape, torch.nan, dtype=values.dtype))
+        target[tuple(slice(start, stop) for start, stop in box)] = values
+    return whole
