@@ -234,6 +234,12 @@ class Frame:
             work.append(sum(kept) + self.exchange_bytes(rank))
         return work
 
+    def shrinking_bytes(self, schedule: str) -> float:
+        """At most what a larger micro-batch saves: gradients of the head, one a micro-batch."""
+        flights = in_flight(schedule, self.num_ranks, self.num_microbatches, self.chunks)
+        tensors = self.costs[-1].head_gradient_bytes * flights[-1]
+        return tensors + overhead_bytes(tensors, self.is_cpu) - overhead_bytes(0.0, self.is_cpu)
+
     def peak_bytes(self, state: Sequence[float], work: Sequence[float]) -> float:
         """The peak of the largest rank, as `largest_memory` has it, from its two parts."""
         tensors = max(map(sum, zip(state, work, strict=True)))

@@ -127,7 +127,8 @@ def _price(
 ) -> None:
     """Prices micro-batches, ZeRO stages and schedules of a split.
 
-    Memory grows with the micro-batch, so a (ZeRO, schedule) pair that does not fit once is out.
+    All but the head's gradients grows with the micro-batch, so a (ZeRO, schedule) pair that does
+    not fit without them is out.
     """
     alive = [
         (storage, schedule)
@@ -140,9 +141,15 @@ def _price(
             continue
         count = space.workload.global_batch // (degrees.dp * setting.microbatch)
         frame = Frame.build(pricer, stages, (setting,) * len(stages), space.base.chunks, count)
-        fitting = _fitting(frame, alive, pricer.memory_limit_bytes, found)
+        limit_bytes = pricer.memory_limit_bytes * FIT
+        peaks = _peaks(frame, alive, found)
+        fitting = [priced for priced in peaks if priced[2] <= limit_bytes]
         found.too_large += _num_pairs(space, degrees) - len(fitting)
-        alive = [(storage, schedule) for storage, schedule, _ in fitting]
+        alive = [
+            (storage, schedule)
+            for storage, schedule, peak in peaks
+            if peak - frame.shrinking_bytes(schedule) <= limit_bytes
+        ]
         found.options += _options(degrees, frame, fitting)
 
 
@@ -160,26 +167,23 @@ def _storages(space: Space, degrees: Degrees) -> list[Storage]:
     ]
 
 
-Fitting = list[tuple[Storage, str, float]]
+Peaks = list[tuple[Storage, str, float]]
 
 
-def _fitting(
-    frame: Frame, pairs: list[tuple[Storage, str]], limit_bytes: float, found: Found
-) -> Fitting:
-    """The pairs whose peak is within the limit, with it; notes the smallest peak of all."""
+def _peaks(frame: Frame, pairs: list[tuple[Storage, str]], found: Found) -> Peaks:
+    """The pairs with their peaks in bytes; notes the smallest of all."""
     states = {storage.zero: frame.state(storage) for storage, _ in pairs}
     works = {schedule: frame.work(schedule) for _, schedule in pairs}
-    fitting: Fitting = []
+    peaks: Peaks = []
     for storage, schedule in pairs:
         peak = frame.peak_bytes(states[storage.zero], works[schedule])
         if found.nearest is None or peak < found.nearest.peak_bytes:
             found.nearest = Nearest(peak, frame, storage.zero, schedule)
-        if peak <= limit_bytes * FIT:
-            fitting.append((storage, schedule, peak))
-    return fitting
+        peaks.append((storage, schedule, peak))
+    return peaks
 
 
-def _options(degrees: Degrees, frame: Frame, fitting: Fitting) -> Iterator[Option]:
+def _options(degrees: Degrees, frame: Frame, fitting: Peaks) -> Iterator[Option]:
     priced: dict[int, Priced] = {}
     for storage, schedule, peak in fitting:
         if storage.zero not in priced:
