@@ -64,6 +64,7 @@ class Lines:
         self._every = every or max(1, total // _PLAIN_LINES)
         self._stream = stream
         self._begun_at: int | None = None
+        self._spent_s = 0.0
 
     def say(self, text: str) -> None:
         """Writes a line."""
@@ -74,8 +75,10 @@ class Lines:
         """Writes a line for the first step, every few and the last."""
         if self._begun_at is None:
             self._begun_at = record.step
+        self._spent_s += record.step_time_s
         if record.step in (self._begun_at, self._total) or record.step % self._every == 0:
-            left_s = (self._total - record.step) * record.step_time_s
+            mean_s = self._spent_s / (record.step - self._begun_at + 1)
+            left_s = (self._total - record.step) * mean_s
             left = f"  left {format_seconds(left_s)}" if left_s else ""
             self.say(
                 f"step {record.step}/{self._total}  loss {record.loss:.4f}  {_speed(record)}{left}"
@@ -100,6 +103,7 @@ class Bar:
             TextColumn("{task.description}"),
             TimeRemainingColumn(),
             console=console,
+            refresh_per_second=4,  # it draws on the cores that train
         )
         self._task: TaskID = self._progress.add_task("", total=total)
         self._started = False

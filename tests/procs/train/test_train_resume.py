@@ -20,6 +20,11 @@ def settings(folder: Path) -> tuple[str, ...]:
     return (*LENGTH, f'data.eval="{folder}/text/document-0[01].txt"', "train.eval_every=4")
 
 
+def rates(job_path: Path) -> dict[int, float]:
+    """The learning rate by step."""
+    return {line["step"]: line["learning_rate"] for line in metrics(job_path) if "loss" in line}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An unbroken run of 12 steps in one process."""
@@ -37,8 +42,7 @@ def test_the_loss_falls_on_text_kept_out_of_training(whole: Path) -> None:
 
 def test_the_learning_rate_is_the_closed_form_of_the_step(whole: Path) -> None:
     rate = LearningRate(peak=3e-3, minimum=0.0, warmup_steps=3, total_steps=12)
-    logged = {line["step"]: line["learning_rate"] for line in metrics(whole) if "loss" in line}
-    assert logged == {step: rate.at(step) for step in range(1, 13)}
+    assert rates(whole) == {step: rate.at(step) for step in range(1, 13)}
 
 
 def test_the_run_folder_tells_what_happened(whole: Path) -> None:
@@ -79,6 +83,7 @@ def test_a_run_that_stops_and_goes_on_under_another_plan_equals_the_unbroken_one
     assert {k: v for k, v in eval_losses(path).items() if k != 5} == pytest.approx(
         eval_losses(whole), abs=1e-5
     )
+    assert rates(path) == rates(whole)
     assert [line["step"] for line in metrics(path) if "loss" in line] == list(range(1, 13))
 
 
