@@ -20,7 +20,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers  # noqa: F401  (imported once here, not once a rank)
+from transformers import (  # noqa: F401  (lazy modules: loaded once here, not once a rank)
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
 torch.set_num_threads(1)
 STRICT = os.environ.get("TRIPTYCH_STRICT_COMM") == "1"

@@ -13,7 +13,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 
-PRELOAD = ("torch", "torch.distributed", "transformers", "triptych.train.worker")
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "transformers.models.auto.modeling_auto",
+    "triptych.train.worker",
+)
 
 
 def start_fork_server(num_ranks: int, model_type: str = "") -> None:
