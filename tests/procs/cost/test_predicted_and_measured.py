@@ -1,0 +1,111 @@
+"""What is predicted exactly is what runs: bytes sent by each rank, tensors kept by a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from layouts import batch_of, make_engine, split, tiny_config
+from ranks import run_ranks
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from triptych.cluster.text import parse_cluster
+from triptych.cost.frame import Frame
+from triptych.cost.pricer import Pricer
+from triptych.cost.setting import Setting
+from triptych.cost.storage import Storage
+from triptych.cost.traffic import rank_traffic
+from triptych.model.hf import from_config
+from triptych.plan.plan import Plan
+from triptych.plan.workload import Workload
+
+LAYERS, VOCAB, LENGTH, SEQUENCES = 3, 1003, 64, 8
+PADDING_BYTES = 8192  # buckets are padded; a count of tokens travels too
+
+
+def _sent(plan: Plan, config: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    """This rank's place in the pipeline and what it says it sent in one step."""
+    engine = make_engine(plan, config)
+    rows = batch_of(0, SEQUENCES, LENGTH, VOCAB)
+    microbatches = split(rows, plan, engine.mesh.coordinates.dp)
+    return engine.mesh.coordinates.pp, engine.step(microbatches, 1e-3).bytes_sent
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tp": 2, "microbatch": 2},
+        {"tp": 2, "sequence_parallel": True},
+        {"tp": 2, "recompute": "full"},
+        {"tp": 2, "recompute": "full", "sequence_parallel": True},
+        {"tp": 4},
+        {"pp": 3},
+        {"pp": 2, "dp": 2, "zero": 1},
+        {"tp": 2, "pp": 2, "sequence_parallel": True, "schedule": "gpipe"},
+        {"tp": 2, "dp": 2, "zero": 1, "microbatch": 4},
+    ],
+    ids=str,
+)
+def test_every_rank_sends_the_bytes_that_are_predicted(
+    settings: dict[str, Any], tied: bool
+) -> None:
+    config = tiny_config(
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        vocab_size=VOCAB,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=tied,
+    )
+    plan = Plan.uniform(LAYERS, **settings)
+    work = Workload(sequence_length=LENGTH, global_batch=SEQUENCES)
+    pricer = Pricer(from_config(config, "tiny"), parse_cluster(f"1x{plan.world_size}xcpu"), work)
+    frame, storage = Frame.of(pricer, plan), Storage.of(plan)
+    for stage, counted in run_ranks(plan.world_size, _sent, plan, config):
+        for axis, predicted in rank_traffic(frame, storage, stage)._asdict().items():
+            expected = pytest.approx(predicted, rel=0.005, abs=PADDING_BYTES)
+            assert counted.get(axis, 0) == expected, axis
+
+
+def _kept_bytes(layers: int, dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
+    """Bytes that a stock Llama keeps for its backward, parameters left out."""
+    config = LlamaConfig(
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        vocab_size=64,
+        max_position_embeddings=LENGTH,
+        attn_implementation="sdpa",
+    )
+    model = LlamaForCausalLM(config).to(dtype)
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model.model(torch.zeros(1, LENGTH, dtype=torch.int64), use_cache=False)
+    return sum(storage.nbytes() for storage in kept.values()), config.to_dict()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_layer_keeps_the_bytes_that_are_predicted(dtype: str) -> None:
+    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    (one, config), (three, _) = (_kept_bytes(layers, torch_dtype) for layers in (1, 3))
+    pricer = Pricer(
+        from_config(config, "tiny"),
+        parse_cluster("1x1xcpu"),
+        Workload(sequence_length=LENGTH, global_batch=1),
+    )
+    setting = Setting(1, 1, 1, False, 1, "none", "sdpa", False, dtype)
+    assert pricer.piece(0, setting).saved_bytes == pytest.approx((three - one) / 2, rel=0.01)
