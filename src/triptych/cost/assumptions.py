@@ -9,7 +9,7 @@ from triptych.cost.collectives import LINK_EFFICIENCY
 from triptych.cost.memory import FRAGMENTATION
 from triptych.cost.operators import EAGER_TRAFFIC
 from triptych.cost.rates import Rates
-from triptych.cost.sharded import OVERLAP
+from triptych.cost.sharded import HIDDEN
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
 
@@ -55,7 +55,7 @@ def _communication(plan: Plan, rates: Rates) -> Iterator[str]:
     if plan.dp * plan.cp > 1 and plan.zero < 2:
         yield "gradients reduce behind the last micro-batch's backward; the last bucket is exposed"
     if plan.zero >= 2:
-        yield f"ZeRO-{plan.zero} traffic hides behind at most {OVERLAP:.0%} of compute"
+        yield f"ZeRO-{plan.zero} traffic hides behind compute, at most {HIDDEN:.0%} of it"
     if plan.ep > 1:
         yield "tokens spread evenly over experts"
 

@@ -118,10 +118,11 @@ def group(cluster: Cluster, size: int, stride: int) -> Group:
 
 
 def _members_in_a_node(cluster: Cluster, size: int, stride: int) -> int:
-    devices = cluster.devices_per_node
-    if cluster.num_devices <= devices or devices % (size * stride) == 0:
+    node_sizes = [group.devices_per_node for group in cluster.groups]
+    is_one_node = cluster.num_devices == node_sizes[0]
+    if is_one_node or all(devices % (size * stride) == 0 for devices in node_sizes):
         return size
-    together = max(1, devices // stride)
+    together = max(1, min(node_sizes) // stride)
     return min(together, max(1, size // 2))
 
 

@@ -156,7 +156,6 @@ class Frame:
             cost.num_units,
             storage,
             self.pricer.group(storage.shards, stage.tensor),
-            reduction_bytes=storage.reduction_bytes,
             forward_s=cost.forward_s,
             backward_s=cost.backward_s,
             is_cpu=self.is_cpu,
