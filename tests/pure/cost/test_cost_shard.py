@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cost_samples import llama, plan, setting
+from cost_samples import cluster, llama, setting
 
 from triptych.cost.holdings import Holdings
 from triptych.cost.pricer import EMBEDDING, HEAD, Pricer
@@ -12,8 +12,6 @@ from triptych.model.count import parameters
 from triptych.model.model import Attention, Experts, Model
 from triptych.plan.layout import box_elements, local_box
 from triptych.plan.workload import Workload
-
-from cost_samples import cluster  # isort: skip
 
 WORK = Workload(sequence_length=128, global_batch=8)
 
@@ -101,4 +99,3 @@ def test_pieces_are_priced_once() -> None:
     pricer = Pricer(llama(), cluster(1), WORK)
     assert pricer.piece(0, setting()) is pricer.piece(0, setting())
     assert pricer.piece(EMBEDDING, setting()) is not pricer.piece(HEAD, setting())
-    assert plan(llama()).num_layers == 4
