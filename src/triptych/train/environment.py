@@ -81,6 +81,14 @@ def _from_slurm(environment: Mapping[str, str]) -> Place:
     )
 
 
+def wants_strict_comm(environment: Mapping[str, str] = os.environ) -> bool:
+    """True if communication runs in strict mode: slow, for tests (`runtime/strict.py`)."""
+    text = environment.get("TRIPTYCH_STRICT_COMM", "0")
+    if text not in ("", "0", "1"):
+        raise JobError(Problem(f"TRIPTYCH_STRICT_COMM={text!r}", "it is 0 or 1"))
+    return text == "1"
+
+
 def export(place: Place) -> None:
     """`torch.distributed` finds the rank and the meeting point in the environment."""
     os.environ["RANK"] = str(place.rank)

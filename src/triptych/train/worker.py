@@ -190,7 +190,10 @@ class _Rank:
     def train(self) -> Summary:
         """Builds, resumes or starts, trains, and leaves the timeline."""
         mesh = Mesh.create(
-            self._plan, kv_heads=self._model.kv_heads, timeout_s=self._job.parallel.timeout_s
+            self._plan,
+            kv_heads=self._model.kv_heads,
+            timeout_s=self._job.parallel.timeout_s,
+            strict=environment.wants_strict_comm(),
         )
         memory = PeakMemory(mesh.device)
         engine = Engine.build(

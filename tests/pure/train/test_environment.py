@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triptych.errors import JobError
-from triptych.train.environment import first_host, place
+from triptych.train.environment import first_host, place, wants_strict_comm
 
 TORCHRUN = {
     "RANK": "5",
@@ -69,3 +69,10 @@ def test_the_first_host_of_a_node_list_is_read(nodes: str, host: str) -> None:
 def test_a_variable_that_cannot_be_is_refused(change: dict[str, str]) -> None:
     with pytest.raises(JobError):
         place(TORCHRUN | change)
+
+
+def test_strict_communication_is_asked_for_by_name_and_a_bad_value_is_refused() -> None:
+    assert not wants_strict_comm({})
+    assert wants_strict_comm({"TRIPTYCH_STRICT_COMM": "1"})
+    with pytest.raises(JobError, match="TRIPTYCH_STRICT_COMM"):
+        wants_strict_comm({"TRIPTYCH_STRICT_COMM": "yes"})
