@@ -8,6 +8,9 @@ what differs between back ends and torch releases:
   processor time of gloo's all-to-all and all-gather. NCCL uses its own collectives.
 * torch 2.13 renames `reduce_scatter_tensor` and `all_gather_into_tensor`.
 
+A group carries CUDA tensors over NCCL and CPU tensors over gloo, so small numbers that the host
+needs (token counts) never wait for the device.
+
 `wait()` means "the result may be used by what is issued next", never "the host may go on as if it
 were done": that is all that NCCL promises. Under strict mode (`strict.py`) the tests see that.
 """
@@ -137,7 +140,6 @@ class Communicator:
         self._group = group
         self._count = counters.axis(axis)
         self._scratch = _Scratch()
-        self._is_gloo = group is not None and not torch.cuda.is_available()
 
     # ---- collectives -------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class Communicator:
         self._counted((self.size - 1) / self.size * tensor.nbytes)
         parts = tensor.view(self.size, tensor.shape[0] // self.size, *tensor.shape[1:])
         result = torch.empty_like(parts[self.index]) if out is None else out
-        if not self._is_gloo:
+        if tensor.is_cuda:
             work = _reduce_scatter(result, tensor, group=self._group, async_op=True)
             return self._pending([work], result, buffers=[tensor])
         received = self._scratch.take(parts.shape, parts)
@@ -206,7 +208,7 @@ class Communicator:
         if out is None:
             out = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
         self._counted((self.size - 1) / self.size * out.nbytes)
-        if not self._is_gloo or out.nbytes < _DIRECT_BYTES:
+        if tensor.is_cuda or out.nbytes < _DIRECT_BYTES:
             return self._pending([self._launch_all_gather(out, tensor)], out, buffers=[tensor])
         parts = out.view(self.size, *tensor.shape)
         if parts[self.index].data_ptr() != tensor.data_ptr():

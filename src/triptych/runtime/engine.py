@@ -142,8 +142,8 @@ class Engine:
 
         The parts of the loss add up over all ranks.
         """
+        tokens = self._count_tokens(microbatches)
         prepared = [self._prepare(microbatch) for microbatch in microbatches]
-        tokens = self._count_tokens(prepared)
         self.stage.train()
         self.buckets.begin_step()
         losses = self._interpreter.run(
@@ -161,13 +161,13 @@ class Engine:
 
         Replicas may pass different numbers of micro-batches, none included.
         """
+        tokens = self._count_tokens(microbatches)
         prepared = [self._prepare(microbatch) for microbatch in microbatches]
-        tokens = self._count_tokens(prepared)
         self.stage.eval()
         loss = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         if prepared:
             actions = [a for a in self._actions(len(prepared)) if a.kind in _FORWARD]
-            with torch.no_grad():
+            with torch.no_grad(), self._recorder.muted():
                 loss = self._owned_loss(self._interpreter.run(actions, prepared, 1.0))
         return float(self.mesh.world.all_reduce(loss)), tokens
 
@@ -182,9 +182,9 @@ class Engine:
         return MicroBatch(ids, labels)
 
     def _count_tokens(self, microbatches: Sequence[MicroBatch]) -> int:
+        """Trained tokens of the global batch, counted on the host: labels come from there."""
         count = sum(int((m.labels != IGNORED).sum()) for m in microbatches)
-        total = torch.tensor([count], dtype=torch.int64, device=self.mesh.device)
-        return int(self.mesh.data.all_reduce(total))
+        return int(self.mesh.data.all_reduce(torch.tensor([count])))
 
     def _actions(self, num_microbatches: int) -> tuple[Action, ...]:
         program = build_program(self.plan.schedule, self.plan.pp, num_microbatches)

@@ -37,6 +37,13 @@ class Recorder:
         self._origin = self._now()
         self._raw = []
 
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Drops what is recorded inside (an evaluation between two steps)."""
+        kept = len(self._raw)
+        yield
+        del self._raw[kept:]
+
     @property
     def origin_s(self) -> float:
         """Wall-clock seconds at the beginning of the step."""

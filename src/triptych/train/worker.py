@@ -153,7 +153,7 @@ def process_group(place: Place, store: Store, timeout_s: float) -> Iterator[None
         yield
         return
     dist.init_process_group(
-        "gloo" if device is None else "nccl",
+        "gloo" if device is None else "cpu:gloo,cuda:nccl",
         store=store,
         rank=place.rank,
         world_size=place.world_size,
