@@ -1,0 +1,1 @@
+"""From a plan and a Hugging Face configuration to this rank's modules."""

@@ -1,0 +1,148 @@
+"""The part of a model that one pipeline stage runs.
+
+The skeleton keeps its list of layers at full length: layers of other stages become pass-throughs,
+so that everything the library indexes by position stays right. What the stage before sent enters
+through the last skipped layer (an `Entry`), never as `inputs_embeds`, which some families scale.
+
+Shapes: B batch, S sequence, s = S / tp under sequence parallelism (else S), H hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from triptych.model.model import Model
+from triptych.plan.plan import Plan, part
+from triptych.runtime.mesh import Mesh
+from triptych.runtime.recompute import recompute_layer
+from triptych.runtime.tensor.functions import enter_region
+from triptych.runtime.tensor.loss import Vocabulary, cross_entropy
+from triptych.runtime.tensor.shard import set_heads, shard_embedding, shard_layer
+
+
+class PassThrough(nn.Module):
+    """Stands for a layer of another stage."""
+
+    def forward(self, hidden: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Returns its input."""
+        return hidden
+
+
+class Entry(nn.Module):
+    """Stands for the layer before the stage's first: returns what the previous stage sent."""
+
+    received: torch.Tensor
+
+    def forward(self, _: torch.Tensor, **__: Any) -> torch.Tensor:
+        """[B, s, H] as received."""
+        return self.received
+
+
+class StageModule(nn.Module):
+    """Layers `start` to `stop` of a model, with the embedding or the head if they are its own.
+
+    `model` is the library's module after cutting and sharding; parameter names stay the logical
+    ones below `model.` and `lm_head`.
+    """
+
+    def __init__(self, causal_lm: nn.Module, model: Model, plan: Plan, mesh: Mesh) -> None:
+        super().__init__()
+        stage = plan.stages[mesh.coordinates.pp]
+        self.is_first = stage.start == 0
+        self.is_last = stage.stop == model.num_layers
+        self.causal_lm = causal_lm
+        self._hidden = model.hidden
+        self._recompute = plan.recompute
+        self._tensor = mesh.tensor
+        self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
+        start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
+        self._vocabulary = Vocabulary(start, stop, mesh.tensor)
+        self._entry = cut(causal_lm, stage.start, stage.stop, model.num_layers)
+        self._shard(model, range(stage.start, stage.stop))
+
+    def _shard(self, model: Model, layers: range) -> None:
+        base = self.causal_lm.get_submodule("model")
+        if self.is_first:
+            shard_embedding(base, model, self._tensor, self._sequence_parallel)
+        for layer in (base.get_submodule(f"layers.{index}") for index in layers):
+            if self._tensor.size > 1:
+                shard_layer(layer, self._tensor, self._sequence_parallel)
+                set_heads(layer, model, self._tensor)
+            if self._recompute == "full":
+                recompute_layer(layer)
+
+    def to_device(self, device: torch.device) -> None:
+        """Moves the rotary frequencies; parameters are allocated where they belong."""
+        self.causal_lm.get_submodule("model.rotary_emb").to(device)
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """This rank's rows of the output matrix [v, H]; the embedding's own if tied."""
+        weight = self.causal_lm.get_submodule("lm_head").weight
+        assert isinstance(weight, torch.Tensor)
+        return weight
+
+    def forward(
+        self,
+        ids_BS: torch.Tensor,
+        received_BsH: torch.Tensor | None = None,
+        cache: Any = None,
+    ) -> torch.Tensor:
+        """Runs the stage: token ids or received hidden states to hidden states [B, s, H].
+
+        On the last stage they are normalised. `cache` is the library's key/value cache.
+        """
+        batch, length = ids_BS.shape
+        past = cache.get_seq_length() if cache is not None else 0
+        positions = torch.arange(past, past + length, device=ids_BS.device)[None]
+        if received_BsH is None:
+            source = {"input_ids": ids_BS}
+        else:
+            assert self._entry is not None
+            self._entry.received = received_BsH
+            # Only its shape, type and device are looked at: it occupies one element.
+            ghost = received_BsH.new_zeros(1, 1, 1).expand(batch, length, self._hidden)
+            source = {"inputs_embeds": ghost}
+        base = self.causal_lm.get_submodule("model")
+        output = base(
+            **source, position_ids=positions, cache=cache, use_cache=cache is not None
+        )
+        hidden: torch.Tensor = output.last_hidden_state
+        return hidden
+
+    def loss(
+        self, hidden_BsH: torch.Tensor, labels_BS: torch.Tensor, scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        """scale x the summed cross-entropy of the last stage's hidden states."""
+        hidden = enter_region(hidden_BsH, self._tensor, self._sequence_parallel)
+        flat_TH = hidden.reshape(-1, self._hidden)
+        return cross_entropy(
+            flat_TH, self.head_weight, labels_BS.reshape(-1), self._vocabulary, scale
+        )
+
+    def local_logits(self, hidden_BsH: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of the logits [B, S, v]."""
+        hidden = enter_region(hidden_BsH, self._tensor, self._sequence_parallel)
+        return functional.linear(hidden, self.head_weight)
+
+
+def cut(causal_lm: nn.Module, start: int, stop: int, num_layers: int) -> Entry | None:
+    """Removes what other stages own, in place; returns where received hidden states enter."""
+    base = causal_lm.get_submodule("model")
+    layers = base.get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)
+    for index in range(num_layers):
+        if not start <= index < stop:
+            layers[index] = PassThrough()
+    entry = Entry() if start > 0 else None
+    if entry is not None:
+        layers[start - 1] = entry
+        base.add_module("embed_tokens", nn.Identity())
+    if stop < num_layers:
+        base.add_module("norm", nn.Identity())
+        causal_lm.add_module("lm_head", nn.Identity())
+    return entry
