@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "triptych"
@@ -26,3 +27,14 @@ def test_no_file_is_longer_than_four_hundred_lines() -> None:
         for path in sorted(SOURCE.rglob("*.py"))
     }
     assert {name: count for name, count in lengths.items() if count > LONGEST_FILE} == {}
+
+
+def test_no_source_file_is_ignored_by_git() -> None:
+    found = subprocess.run(
+        ["git", "status", "--ignored", "--porcelain", "--", str(SOURCE)],
+        cwd=SOURCE,
+        capture_output=True,
+        text=True,
+    )
+    ignored = [line for line in found.stdout.splitlines() if line.startswith("!!")]
+    assert [line for line in ignored if "__pycache__" not in line and "egg-info" not in line] == []
