@@ -58,10 +58,11 @@ class Measured:
 
 
 def measured(steps: Sequence[Step]) -> Measured:
-    """Medians of what was measured, without the first fifth of the steps (10 at most).
+    """Medians of what was measured under the last plan, without the first fifth (10 at most).
 
     The first steps allocate memory and open connections.
     """
+    steps = [step for step in steps if step.plan == steps[-1].plan]
     steady = steps[min(MOST_WARMUP_STEPS, len(steps) // 5) :]
     memory = [step.memory_bytes for step in steps if step.memory_bytes is not None]
     return Measured(

@@ -45,6 +45,7 @@ class Step:
     bytes_sent: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: float | None = None
     time: float | None = None  # seconds since 1970
+    plan: str | None = None  # in one line; a resumed run may have changed it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,8 +43,9 @@ class EvaluationRecord(NamedTuple):
 class Metrics:
     """Appends lines, each written at once so that a reader or a crash sees whole lines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, plan: str = "") -> None:
         self._path = path
+        self._plan = plan  # of this launch: steps before a resume may have had another
 
     def start_after(self, step: int) -> None:
         """Later lines of an earlier launch are dropped: that part of the run is done again."""
@@ -59,6 +60,7 @@ class Metrics:
         """Appends a step."""
         values = record._asdict()
         values["tokens_per_s"] = record.tokens_per_s
+        values["plan"] = self._plan
         self._append(values)
 
     def evaluation(self, record: EvaluationRecord) -> None:

@@ -258,7 +258,7 @@ class _Rank:
             memory=memory,
             status=self._status,
             reporter=reporter,
-            metrics=Metrics(self._run.metrics) if self._rank == 0 else None,
+            metrics=Metrics(self._run.metrics, self._plan.short()) if self._rank == 0 else None,
             lag=1 if engine.mesh.device.type == "cuda" else 0,
         )
 

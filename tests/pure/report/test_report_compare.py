@@ -59,6 +59,13 @@ def test_at_most_ten_steps_are_left_out() -> None:
     assert measured([Step(step=i, loss=1.0) for i in range(1000)]).num_steps == 990
 
 
+def test_medians_are_of_the_last_plan_only() -> None:
+    before = [Step(step=i, loss=1.0, step_time_s=9.0, plan="tp=1") for i in range(50)]
+    after = [Step(step=i, loss=1.0, step_time_s=1.0, plan="tp=2") for i in range(50, 60)]
+    result = measured(before + after)
+    assert (result.num_steps, result.step_time_s) == (8, 1.0)
+
+
 def test_a_run_without_steps_has_no_measured_side() -> None:
     result = measured(())
     assert (result.num_steps, result.step_time_s, result.memory_bytes) == (0, None, None)

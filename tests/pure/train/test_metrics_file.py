@@ -28,9 +28,9 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 def test_a_step_has_all_quantities(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    Metrics(path).step(record(1))
+    Metrics(path, "tp=2").step(record(1))
     (line,) = lines(path)
-    assert line["tokens_per_s"] == 256.0
+    assert (line["tokens_per_s"], line["plan"]) == (256.0, "tp=2")
     assert line.keys() >= {
         *("step", "loss", "grad_norm", "learning_rate", "tokens", "tokens_per_s", "step_time_s"),
         *("time_s", "bytes_sent", "memory_bytes", "time", "schema_version"),
