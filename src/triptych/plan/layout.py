@@ -13,67 +13,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from triptych.errors import ModelError
-from triptych.model.model import Attention, Mlp, Model
+from triptych.model.model import Attention, Block, Mlp, Model
+from triptych.plan.families import Rule, Split, family_of
 from triptych.plan.plan import Plan, part
 
 Box = tuple[tuple[int, int], ...]
 
 
-class Split(StrEnum):
-    """What tensor parallelism divides a tensor by."""
-
-    NONE = "none"
-    QUERY = "query heads"
-    KV = "kv heads"
-    WIDTH = "mlp width"
-    VOCAB = "vocabulary"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How one kind of parameter is split: by `split` along dimension `dim`.
-
-    `partial` marks a replicated parameter inside a tensor-parallel region: each rank's gradient
-    covers only its own heads, with or without sequence parallelism.
-    """
-
-    split: Split
-    dim: int = 0
-    partial: bool = False
-
-
-_COLUMN_QUERY, _COLUMN_KV = Rule(Split.QUERY), Rule(Split.KV)
-_REPLICATED = Rule(Split.NONE)
-
-_RULES: dict[str, Rule] = {
-    "embed_tokens.weight": Rule(Split.VOCAB),
-    "lm_head.weight": Rule(Split.VOCAB),
-    "norm.weight": _REPLICATED,
-    "input_layernorm.weight": _REPLICATED,
-    "post_attention_layernorm.weight": _REPLICATED,
-    "self_attn.q_proj.weight": _COLUMN_QUERY,
-    "self_attn.q_proj.bias": _COLUMN_QUERY,
-    "self_attn.k_proj.weight": _COLUMN_KV,
-    "self_attn.k_proj.bias": _COLUMN_KV,
-    "self_attn.v_proj.weight": _COLUMN_KV,
-    "self_attn.v_proj.bias": _COLUMN_KV,
-    "self_attn.o_proj.weight": Rule(Split.QUERY, dim=1),
-    "self_attn.o_proj.bias": _REPLICATED,
-    "self_attn.q_norm.weight": Rule(Split.NONE, partial=True),
-    "self_attn.k_norm.weight": Rule(Split.NONE, partial=True),
-    "mlp.gate_proj.weight": Rule(Split.WIDTH),
-    "mlp.gate_proj.bias": Rule(Split.WIDTH),
-    "mlp.up_proj.weight": Rule(Split.WIDTH),
-    "mlp.up_proj.bias": Rule(Split.WIDTH),
-    "mlp.down_proj.weight": Rule(Split.WIDTH, dim=1),
-    "mlp.down_proj.bias": _REPLICATED,
-}
-
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)$")
+_REPLICATED, _BY_VOCABULARY = Rule((Split.NONE,)), Rule((Split.VOCAB,))
 
 
 def layer_of(name: str) -> int | None:
@@ -82,14 +32,24 @@ def layer_of(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def rule_for(name: str) -> Rule:
-    """How a tensor is split. Raises ModelError for a name outside the table: never guess."""
+def rule_for(name: str, model_type: str = "llama") -> Rule:
+    """How a tensor of a family is split. Raises ModelError for an unknown name: never guess."""
+    family = family_of(model_type)
+    if name in (family.embedding_name, family.head_name):
+        return _BY_VOCABULARY
+    ends = [family.norm] if family.positions is None else [family.norm, family.positions]
+    if name.rpartition(".")[0] in [f"{family.trunk}.{end}" for end in ends]:
+        return _REPLICATED
     match = _LAYER.search(name)
-    key = match.group(2) if match else name.removeprefix("model.")
-    rule = _RULES.get(key)
+    rule = family.rules.get(match.group(2)) if match else None
     if rule is None:
         raise ModelError(f"no tensor-parallel rule for parameter '{name}'")
     return rule
+
+
+def num_parts(name: str, model_type: str, tp: int) -> int:
+    """The boxes that a tensor rank holds of a tensor: several of a packed one, if it is split."""
+    return len(rule_for(name, model_type).splits) if tp > 1 else 1
 
 
 def stages_of(name: str, plan: Plan, model: Model) -> tuple[int, ...]:
@@ -98,8 +58,11 @@ def stages_of(name: str, plan: Plan, model: Model) -> tuple[int, ...]:
     last = len(plan.stages) - 1
     if layer is not None:
         return tuple(i for i, s in enumerate(plan.stages) if s.start <= layer < s.stop)
-    if name.endswith("embed_tokens.weight"):
+    family = family_of(model.family)
+    if name == family.embedding_name:
         return (0, last) if model.tied and last > 0 else (0,)
+    if family.positions is not None and name == family.name_of(family.positions):
+        return (0,)
     return (last,)
 
 
@@ -122,41 +85,60 @@ def query_head_range(attention: Attention, tp: int, tp_rank: int) -> tuple[int, 
     return first, first + group // copies
 
 
-def split_range(
-    name: str, rule: Rule, model: Model, tp: int, tp_rank: int
-) -> tuple[int, int] | None:
-    """The elements of dimension `rule.dim` that a tensor rank holds; None: all of them."""
-    block = model.blocks[layer_of(name) or 0]
-    dim = block.attention.head_dim
-    match rule.split:
+def held_range(split: Split, model: Model, block: Block, tp: int, tp_rank: int) -> tuple[int, int]:
+    """The units (heads, columns of the MLP, rows of the vocabulary) that a tensor rank holds."""
+    match split:
+        case Split.QUERY:
+            return query_head_range(block.attention, tp, tp_rank)
+        case Split.KV:
+            return kv_head_range(block.attention, tp, tp_rank)
+        case _:
+            return part(_units(split, model, block), tp, tp_rank)
+
+
+def _units(split: Split, model: Model, block: Block) -> int:
+    """How many units a split divides."""
+    match split:
         case Split.NONE:
-            return None
+            return 1
+        case Split.QUERY:
+            return block.attention.query_heads
+        case Split.KV:
+            return block.attention.kv_heads
         case Split.VOCAB:
-            return part(model.vocab, tp, tp_rank)
+            return model.vocab
         case Split.WIDTH:
             assert isinstance(block.mlp, Mlp)
-            return part(block.mlp.width, tp, tp_rank)
-        case Split.QUERY:
-            start, stop = query_head_range(block.attention, tp, tp_rank)
-        case Split.KV:
-            start, stop = kv_head_range(block.attention, tp, tp_rank)
-    return start * dim, stop * dim
+            return block.mlp.width
 
 
-def local_box(name: str, shape: Sequence[int], model: Model, tp: int, tp_rank: int) -> Box:
-    """The box of a logical tensor of `shape` that tensor rank `tp_rank` holds."""
-    rule = rule_for(name)
-    held = split_range(name, rule, model, tp, tp_rank)
-    return tuple(
-        held if held is not None and dim == rule.dim else (0, size)
-        for dim, size in enumerate(shape)
-    )
+def local_box(
+    name: str, shape: Sequence[int], model: Model, tp: int, tp_rank: int, index: int = 0
+) -> Box:
+    """The box of a logical tensor of `shape` that tensor rank `tp_rank` holds.
+
+    Of a packed tensor that is split (`num_parts`) it is the box in part `index`.
+    """
+    rule = rule_for(name, model.family)
+    whole = tuple((0, size) for size in shape)
+    if tp == 1 or rule.splits[index] is Split.NONE:
+        return whole
+    block = model.blocks[layer_of(name) or 0]
+    units = [_units(split, model, block) for split in rule.splits]
+    size, rest = divmod(shape[rule.dim], sum(units))
+    assert rest == 0, f"{name} of shape {tuple(shape)} has no whole number of {rule.splits}"
+    start, stop = held_range(rule.splits[index], model, block, tp, tp_rank)
+    first = sum(units[:index])
+    held = ((first + start) * size, (first + stop) * size)
+    return (*whole[: rule.dim], held, *whole[rule.dim + 1 :])
 
 
-def holders(name: str, shape: Sequence[int], model: Model, tp: int, tp_rank: int) -> list[int]:
+def holders(
+    name: str, shape: Sequence[int], model: Model, tp: int, tp_rank: int, index: int = 0
+) -> list[int]:
     """The tensor ranks that hold the same box as `tp_rank`, ascending; the first one owns it."""
-    mine = local_box(name, shape, model, tp, tp_rank)
-    return [rank for rank in range(tp) if local_box(name, shape, model, tp, rank) == mine]
+    boxes = [local_box(name, shape, model, tp, rank, index) for rank in range(tp)]
+    return [rank for rank, box in enumerate(boxes) if box == boxes[tp_rank]]
 
 
 def box_shape(box: Box) -> tuple[int, ...]:

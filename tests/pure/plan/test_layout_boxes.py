@@ -21,6 +21,7 @@ from triptych.plan.layout import (
     kv_head_range,
     layer_of,
     local_box,
+    num_parts,
     query_head_range,
     rule_for,
     shift,
@@ -44,11 +45,24 @@ SPLIT_SHAPES = {
 }
 
 
-def model(query: int, kv: int, layers: int = 2, tied: bool = False) -> Model:
+PACKED_SHAPES = {
+    "phi3": (
+        "model.layers.0.self_attn.qkv_proj.weight",
+        lambda q, kv: ((q + 2 * kv) * HEAD_DIM, HIDDEN),
+    ),
+    "glm4": ("model.layers.1.mlp.gate_up_proj.weight", lambda q, kv: (2 * WIDTH, HIDDEN)),
+    "gpt2": (
+        "transformer.h.0.attn.c_attn.weight",
+        lambda q, kv: (HIDDEN, (q + 2 * kv) * HEAD_DIM),
+    ),
+}
+
+
+def model(query: int, kv: int, layers: int = 2, tied: bool = False, family: str = "llama") -> Model:
     attention = Attention(query_heads=query, kv_heads=kv, head_dim=HEAD_DIM)
     return Model(
         name="small",
-        family="llama",
+        family=family,
         hidden=HIDDEN,
         blocks=(Block(attention=attention, mlp=Mlp(width=WIDTH)),) * layers,
         vocab=VOCAB,
@@ -97,6 +111,37 @@ def test_holders_are_the_ranks_with_the_same_box(degrees: tuple[int, int, int], 
         assert {local_box(name, shape, small, tp, other) for other in same} == {mine}
     firsts = {holders(name, shape, small, tp, rank)[0] for rank in range(tp)}
     assert len(firsts) == len({local_box(name, shape, small, tp, rank) for rank in range(tp)})
+
+
+@given(heads_and_degrees(), st.sampled_from(sorted(PACKED_SHAPES)))
+def test_the_parts_of_a_packed_tensor_cover_it_and_are_divided_each_in_its_own_right(
+    degrees: tuple[int, int, int], family: str
+) -> None:
+    query, kv, tp = degrees
+    name, shape_of = PACKED_SHAPES[family]
+    shape, small = shape_of(query, kv), model(query, kv, family=family)
+    parts = range(num_parts(name, family, tp))
+    boxes = {local_box(name, shape, small, tp, r, part) for r in range(tp) for part in parts}
+    assert (count(shape, boxes) == 1).all()
+
+
+def test_a_packed_projection_gives_each_rank_its_queries_keys_and_values() -> None:
+    small = model(4, 2, family="phi3")
+    name, shape = "model.layers.0.self_attn.qkv_proj.weight", (8 * HEAD_DIM, HIDDEN)
+    held = [local_box(name, shape, small, 2, 1, part)[0] for part in range(3)]
+    assert held == [(8, 16), (20, 24), (28, 32)]  # heads 2 and 3 of 4, head 5, head 7
+
+
+def test_on_one_tensor_rank_a_packed_tensor_is_one_box() -> None:
+    name = "model.layers.0.mlp.gate_up_proj.weight"
+    assert num_parts(name, "phi3", 1) == 1
+    shape = (2 * WIDTH, HIDDEN)
+    assert local_box(name, shape, model(4, 2, family="phi3"), 1, 0) == ((0, 44), (0, HIDDEN))
+
+
+def test_a_family_without_a_row_is_refused_with_those_that_run() -> None:
+    with pytest.raises(ModelError, match=r"(?s)'bloom' cannot be run.*llama, qwen2"):
+        rule_for("transformer.word_embeddings.weight", "bloom")
 
 
 @given(heads_and_degrees())

@@ -21,10 +21,10 @@ from triptych.runtime.attention import NAME
 ALLOWED = ("llama", "mistral", "qwen2", "qwen3")
 
 _STYLES: dict[str, Rule] = {
-    "colwise": Rule(Split.WIDTH, dim=0),
-    "rowwise": Rule(Split.WIDTH, dim=1),
-    "embedding_rowwise": Rule(Split.VOCAB, dim=0),
-    "replicated_with_grad_allreduce": Rule(Split.NONE, partial=True),
+    "colwise": Rule((Split.WIDTH,), dim=0),
+    "rowwise": Rule((Split.WIDTH,), dim=1),
+    "embedding_rowwise": Rule((Split.VOCAB,), dim=0),
+    "replicated_with_grad_allreduce": Rule((Split.NONE,), partial=True),
 }
 """The library's words for tensor plans (they change between releases) in ours."""
 

@@ -1,0 +1,251 @@
+"""What the runtime has to know of each model family, as data.
+
+A family is a row: the names of its parts, and how tensor parallelism splits each of its tensors.
+Names are those of the hub's disks. A family that is not here is not run: several fail silently
+when they are cut or sharded, so a row is admitted by a parity test with the stock library
+(`tests/procs/runtime/test_parity.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from triptych.errors import ModelError, Problem
+
+
+class Split(StrEnum):
+    """What tensor parallelism divides a tensor by."""
+
+    NONE = "none"
+    QUERY = "query heads"
+    KV = "kv heads"
+    WIDTH = "mlp width"
+    VOCAB = "vocabulary"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one kind of parameter is split along dimension `dim`.
+
+    A packed projection has several `splits`: its parts lie one behind the other along `dim`, and
+    each is divided in its own right (`[queries | keys | values]`, `[gate | up]`). `partial` marks
+    a replicated parameter inside a tensor-parallel region: each rank's gradient covers only its
+    own heads, with or without sequence parallelism.
+    """
+
+    splits: tuple[Split, ...]
+    dim: int = 0
+    partial: bool = False
+
+    @property
+    def split(self) -> Split:
+        """The split of the first part."""
+        return self.splits[0]
+
+
+Rules = Mapping[str, Rule]
+"""Rules by tensor name, below the layer for a layer's tensors, else below the trunk."""
+
+_NONE, _QUERY, _KV, _WIDTH = (Split.NONE,), (Split.QUERY,), (Split.KV,), (Split.WIDTH,)
+
+
+def _columns(name: str, *splits: Split, transposed: bool = False) -> dict[str, Rule]:
+    """A linear whose output is divided. A `transposed` one stores its weight as [in, out]."""
+    return {
+        f"{name}.weight": Rule(splits, dim=1 if transposed else 0),
+        f"{name}.bias": Rule(splits),
+    }
+
+
+def _rows(name: str, split: Split, transposed: bool = False) -> dict[str, Rule]:
+    """A linear whose input is divided; its bias is added once."""
+    return {
+        f"{name}.weight": Rule((split,), dim=0 if transposed else 1),
+        f"{name}.bias": Rule(_NONE),
+    }
+
+
+def _whole(*names: str, partial: bool = False) -> dict[str, Rule]:
+    """Norms: replicated."""
+    rule = Rule(_NONE, partial=partial)
+    return {f"{name}.{kind}": rule for name in names for kind in ("weight", "bias")}
+
+
+_SEPARATE_QKV = {
+    **_columns("self_attn.q_proj", *_QUERY),
+    **_columns("self_attn.k_proj", *_KV),
+    **_columns("self_attn.v_proj", *_KV),
+    **_rows("self_attn.o_proj", Split.QUERY),
+}
+_GATED_MLP = {
+    **_columns("mlp.gate_proj", *_WIDTH),
+    **_columns("mlp.up_proj", *_WIDTH),
+    **_rows("mlp.down_proj", Split.WIDTH),
+}
+_FUSED_MLP = {
+    **_columns("mlp.gate_up_proj", Split.WIDTH, Split.WIDTH),
+    **_rows("mlp.down_proj", Split.WIDTH),
+}
+_TWO_NORMS = _whole("input_layernorm", "post_attention_layernorm")
+_HEAD_NORMS = _whole("self_attn.q_norm", "self_attn.k_norm", partial=True)
+# Norms that are divided with the heads: over all of them (OLMo 2), or one weight a head (Cohere).
+_SPLIT_HEAD_NORMS = {
+    "self_attn.q_norm.weight": Rule(_QUERY),
+    "self_attn.k_norm.weight": Rule(_KV),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Names and rules of a family; the defaults are Llama's.
+
+    `regions` maps a child of a layer to its row-parallel linear: input gathered or copied once,
+    output reduced once. `head` is the output matrix as it is stored; the library's module is
+    always `lm_head`.
+    """
+
+    rules: Rules
+    trunk: str = "model"
+    layers: str = "layers"
+    embedding: str = "embed_tokens"
+    positions: str | None = None  # a learned table, added to the embedding
+    norm: str = "norm"
+    head: str = "lm_head"
+    rotary: str | None = "rotary_emb"
+    attention: str = "self_attn"
+    regions: Mapping[str, str] = field(
+        default_factory=lambda: {"self_attn": "o_proj", "mlp": "down_proj"}
+    )
+    norm_start: float = 1.0  # the value of a fresh norm's weight
+    wide_head_norm: bool = False  # query and key norms run over all heads together
+    logit_factor: str | None = None  # the config's name of what logits are multiplied by
+    logit_divisor: str | None = None  # ... and of what they are divided by
+    logit_softcap: str | None = None  # ... and of the c in c x tanh(logits / c)
+
+    def name_of(self, part: str) -> str:
+        """The stored name of a part of the trunk: `model.embed_tokens.weight`."""
+        return f"{self.trunk}.{part}.weight"
+
+    @property
+    def embedding_name(self) -> str:
+        """The stored name of the token table, which is also a tied head's."""
+        return self.name_of(self.embedding)
+
+    @property
+    def head_name(self) -> str:
+        """The stored name of an output matrix that is not tied."""
+        return f"{self.head}.weight"
+
+
+_LLAMA = Family(rules={**_SEPARATE_QKV, **_GATED_MLP, **_TWO_NORMS})
+_QK_NORM = replace(_LLAMA, rules={**_LLAMA.rules, **_HEAD_NORMS})
+_GEMMA_NORMS = _whole("pre_feedforward_layernorm", "post_feedforward_layernorm")
+_GEMMA2 = replace(
+    _LLAMA,
+    rules={**_LLAMA.rules, **_GEMMA_NORMS},
+    norm_start=0.0,
+    logit_softcap="final_logit_softcapping",
+)
+_GPT_NEOX = Family(
+    trunk="gpt_neox",
+    embedding="embed_in",
+    norm="final_layer_norm",
+    head="embed_out",
+    attention="attention",
+    regions={"attention": "dense", "mlp": "dense_4h_to_h"},
+    rules={
+        # Queries, keys and values of a head lie together: a split by heads is a plain one.
+        **_columns("attention.query_key_value", *_QUERY),
+        **_rows("attention.dense", Split.QUERY),
+        **_columns("mlp.dense_h_to_4h", *_WIDTH),
+        **_rows("mlp.dense_4h_to_h", Split.WIDTH),
+        **_TWO_NORMS,
+    },
+)
+_GPT2 = Family(
+    trunk="transformer",
+    layers="h",
+    embedding="wte",
+    positions="wpe",
+    norm="ln_f",
+    rotary=None,
+    attention="attn",
+    regions={"attn": "c_proj", "mlp": "c_proj"},
+    rules={
+        **_columns("attn.c_attn", Split.QUERY, Split.KV, Split.KV, transposed=True),
+        **_rows("attn.c_proj", Split.QUERY, transposed=True),
+        **_columns("mlp.c_fc", *_WIDTH, transposed=True),
+        **_rows("mlp.c_proj", Split.WIDTH, transposed=True),
+        **_whole("ln_1", "ln_2"),
+    },
+)
+_PHI3 = Family(
+    rules={
+        **_columns("self_attn.qkv_proj", Split.QUERY, Split.KV, Split.KV),
+        **_rows("self_attn.o_proj", Split.QUERY),
+        **_FUSED_MLP,
+        **_TWO_NORMS,
+    }
+)
+_OLMO2 = Family(
+    rules={
+        **_SEPARATE_QKV,
+        **_GATED_MLP,
+        **_SPLIT_HEAD_NORMS,
+        **_whole("post_attention_layernorm", "post_feedforward_layernorm"),
+    },
+    wide_head_norm=True,
+)
+_GLM4 = Family(
+    rules={
+        **_SEPARATE_QKV,
+        **_FUSED_MLP,
+        **_TWO_NORMS,
+        **_whole("post_self_attn_layernorm", "post_mlp_layernorm"),
+    }
+)
+_STARCODER2 = Family(
+    regions={"self_attn": "o_proj", "mlp": "c_proj"},
+    rules={
+        **_SEPARATE_QKV,
+        **_columns("mlp.c_fc", *_WIDTH),
+        **_rows("mlp.c_proj", Split.WIDTH),
+        **_TWO_NORMS,
+    },
+)
+_COHERE = Family(
+    rules={**_SEPARATE_QKV, **_GATED_MLP, **_SPLIT_HEAD_NORMS, **_whole("input_layernorm")},
+    logit_factor="logit_scale",
+)
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _QK_NORM,
+    "mistral": _LLAMA,
+    "gemma2": _GEMMA2,
+    "gemma3_text": replace(_GEMMA2, rules={**_GEMMA2.rules, **_HEAD_NORMS}),
+    "gpt_neox": _GPT_NEOX,
+    "gpt2": _GPT2,
+    "phi3": _PHI3,
+    "olmo2": _OLMO2,
+    "granite": replace(_LLAMA, logit_divisor="logits_scaling"),
+    "glm4": _GLM4,
+    "smollm3": _LLAMA,
+    "starcoder2": _STARCODER2,
+    "cohere": _COHERE,
+}
+"""The families that can be run, by their `model_type`."""
+
+
+def family_of(model_type: str) -> Family:
+    """The row of a family. Raises ModelError, which lists those that run, for any other."""
+    family = FAMILIES.get(model_type)
+    if family is None:
+        works = ", ".join(FAMILIES)
+        raise ModelError(
+            Problem(f"'{model_type}' cannot be run", "families with a parity test", works)
+        )
+    return family
