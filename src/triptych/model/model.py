@@ -29,7 +29,8 @@ class Attention:
     head_dim: int
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: bool = False  # a norm of `head_dim` elements on each query and key head
+    qk_norm: bool = False  # a norm on queries and keys: `head_dim` elements that all heads share
+    qk_norm_wide: bool = False  # ... or an element for each of all heads' (OLMo 2, Cohere)
     rotary: bool = True  # positions enter by rotating queries and keys
     sinks: bool = False  # one learned logit per query head (GPT-OSS)
     window: int | None = None  # sliding window in tokens; None: full causal

@@ -310,13 +310,17 @@ def _norm(name: str, width: int, with_bias: bool, *, keeps_output: bool = True) 
 
 
 def _head_norm(attention: Attention) -> Operator:
-    """One norm over each query head and one over each key head; keeps its input."""
+    """A norm of the queries and one of the keys; keeps its input.
+
+    Weights that all heads share (`qk_norm`) are whole on every rank, others go with the heads.
+    """
     width = attention.query_width + attention.kv_width
+    wide = attention.qk_norm_wide
     return Operator(
-        name="qk_norm",
+        name="qk_norm_wide" if wide else "qk_norm",
         kind="memory",
         split="heads",
-        weight_elements=2 * attention.head_dim,
+        weight_elements=width if wide else 2 * attention.head_dim,
         elements=2.0 * width,
         saved=float(width),
     )

@@ -1,4 +1,4 @@
-"""Families with LayerNorm and a plain MLP: GPT-2, OPT, BLOOM, Falcon."""
+"""Families with LayerNorm and a plain MLP: GPT-2, GPT-NeoX, OPT, BLOOM, Falcon, StarCoder 2."""
 
 from __future__ import annotations
 
@@ -32,6 +32,40 @@ def gpt2(keys: ConfigKeys) -> Model:
         learned_positions=True,
         final_norm_bias=True,
         dropout=keys.number("resid_pdrop", 0.1) > 0,
+    )
+
+
+def gpt_neox(keys: ConfigKeys) -> Model:
+    """GPT-NeoX and Pythia: rotary positions, attention beside the MLP, a norm for each."""
+    trunk = read_trunk(keys)
+    bias = keys.flag("attention_bias", True)
+    block = Block(
+        attention=grouped(keys, trunk, qkv_bias=bias, out_bias=bias),
+        mlp=Mlp(width=keys.count("intermediate_size"), gated=False, bias=True),
+        norm_bias=True,
+    )
+    dropout = keys.number("hidden_dropout") > 0
+    return assemble(keys, trunk, [block] * trunk.layers, final_norm_bias=True, dropout=dropout)
+
+
+def starcoder2(keys: ConfigKeys) -> Model:
+    """StarCoder 2: rotary positions, grouped-query attention, biases everywhere, tied."""
+    trunk = read_trunk(keys)
+    bias = keys.flag("use_bias", True)
+    window = keys.optional_count("sliding_window")
+    block = Block(
+        attention=grouped(keys, trunk, kv_heads=2, qkv_bias=bias, out_bias=bias, window=window),
+        mlp=Mlp(width=keys.count("intermediate_size"), gated=False, bias=bias),
+        norm_bias=True,
+    )
+    return assemble(
+        keys,
+        trunk,
+        [block] * trunk.layers,
+        tied=True,
+        positions=4096,
+        final_norm_bias=True,
+        dropout=keys.number("residual_dropout") > 0,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from triptych.model.families.trunk import (
     Trunk,
@@ -112,3 +113,63 @@ def phi3(keys: ConfigKeys) -> Model:
     )
     dropout = keys.number("resid_pdrop") > 0
     return assemble(keys, trunk, [block] * trunk.layers, positions=4096, dropout=dropout)
+
+
+def olmo2(keys: ConfigKeys) -> Model:
+    """OLMo 2: norms behind the branches only, and over all query and all key heads together."""
+    trunk = read_trunk(keys)
+    bias = keys.flag("attention_bias")
+    attention = grouped(keys, trunk, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_wide=True)
+    block = Block(attention=attention, mlp=Mlp(width=keys.count("intermediate_size")))
+    return assemble(keys, trunk, [block] * trunk.layers)
+
+
+def glm4(keys: ConfigKeys) -> Model:
+    """GLM-4 (0414): norms before and behind both branches, fused gate and up."""
+    trunk = read_trunk(keys)
+    attention = grouped(
+        keys, trunk, kv_heads=2, head_dim=128, qkv_bias=keys.flag("attention_bias", True)
+    )
+    block = Block(attention=attention, mlp=Mlp(width=keys.count("intermediate_size")), norms=4)
+    return assemble(keys, trunk, [block] * trunk.layers, positions=131072)
+
+
+def smollm3(keys: ConfigKeys) -> Model:
+    """SmolLM 3: every fourth layer without rotary positions; only those may have a window."""
+    trunk = read_trunk(keys)
+    bias = keys.flag("attention_bias")
+    attention = grouped(keys, trunk, kv_heads=4, qkv_bias=bias, out_bias=bias)
+    rotary = _rotary_layers(keys, trunk)
+    used = keys.optional_count("sliding_window") if keys.flag("use_sliding_window") else None
+    windows = layer_windows(keys, trunk, used, lambda index: not rotary[index])
+    mlp = Mlp(width=keys.count("intermediate_size"), bias=keys.flag("mlp_bias"))
+    kinds = {
+        kind: Block(attention=replace(attention, window=kind[0], rotary=kind[1]), mlp=mlp)
+        for kind in set(zip(windows, rotary, strict=True))
+    }
+    blocks = [kinds[kind] for kind in zip(windows, rotary, strict=True)]
+    return assemble(keys, trunk, blocks, tied=True, positions=32768)
+
+
+def _rotary_layers(keys: ConfigKeys, trunk: Trunk) -> list[bool]:
+    """Which layers rotate: `no_rope_layers` says 1 for those, else all but every n-th do."""
+    stated = keys.layer_indices("no_rope_layers")
+    if not stated:
+        interval = keys.count("no_rope_layer_interval", default=4)
+        return [(index + 1) % interval != 0 for index in range(trunk.layers)]
+    if len(stated) != trunk.layers:
+        rule = f"a list of num_hidden_layers = {trunk.layers} entries"
+        keys.wrong("no_rope_layers", stated, rule)
+        return [True] * trunk.layers
+    return [bool(flag) for flag in stated]
+
+
+def cohere(keys: ConfigKeys) -> Model:
+    """Command R: attention beside the MLP behind one norm without bias, tied."""
+    trunk = read_trunk(keys)
+    bias, normed = keys.flag("attention_bias"), keys.flag("use_qk_norm")
+    attention = grouped(
+        keys, trunk, qkv_bias=bias, out_bias=bias, qk_norm=normed, qk_norm_wide=normed
+    )
+    block = Block(attention=attention, mlp=Mlp(width=keys.count("intermediate_size")), norms=1)
+    return assemble(keys, trunk, [block] * trunk.layers, tied=True, positions=8192)
