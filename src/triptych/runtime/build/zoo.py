@@ -15,69 +15,86 @@ import transformers
 from torch import nn
 
 from triptych.errors import ModelError, Problem
-from triptych.plan.layout import Rule, Split, rule_for
+from triptych.plan.families import FAMILIES, Family, Rule, Split, family_of
+from triptych.plan.layout import rule_for
 from triptych.runtime.attention import NAME
 
-ALLOWED = ("llama", "mistral", "qwen2", "qwen3")
+ALLOWED = tuple(FAMILIES)
 
 _STYLES: dict[str, Rule] = {
     "colwise": Rule((Split.WIDTH,), dim=0),
+    "colwise_gather_output": Rule((Split.WIDTH,), dim=0),  # packed or normed: we do better
     "rowwise": Rule((Split.WIDTH,), dim=1),
+    "rowwise_split_input": Rule((Split.WIDTH,), dim=1),
     "embedding_rowwise": Rule((Split.VOCAB,), dim=0),
     "replicated_with_grad_allreduce": Rule((Split.NONE,), partial=True),
 }
 """The library's words for tensor plans (they change between releases) in ours."""
 
+_DROPOUTS = (
+    "attention_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "embedding_dropout",
+    "hidden_dropout",
+    "resid_pdrop",
+    "residual_dropout",
+)
+"""The names of dropout rates in the configurations of the families."""
+
 
 def skeleton(config: Mapping[str, Any]) -> nn.Module:
     """The library's causal LM of a `config.json`, every parameter on the meta device.
 
-    Raises ModelError for a family outside the allow-list or a setting that would break equality
-    between layouts.
+    Raises ModelError for a family outside the allow-list.
     """
-    family = str(config.get("model_type"))
-    if family not in ALLOWED:
-        works = ", ".join(ALLOWED)
-        raise ModelError(Problem(f"'{family}' cannot be run", "families with a parity test", works))
-    if config.get("attention_dropout"):
-        raise ModelError(
-            Problem(
-                f"attention_dropout = {config['attention_dropout']}",
-                "dropout masks would differ between layouts",
-                "attention_dropout = 0.0",
-            )
-        )
+    model_type = str(config.get("model_type"))
+    family = family_of(model_type)
     settings = {key: value for key, value in config.items() if key != "model_type"}
     settings.pop("dtype", None), settings.pop("torch_dtype", None)
     try:
-        hf_config = transformers.AutoConfig.for_model(family, **settings)
+        hf_config = transformers.AutoConfig.for_model(model_type, **settings)
     except Exception as error:  # the library validates with several exception types of its own
-        raise ModelError(f"transformers refuses this {family} config: {error}") from error
+        raise ModelError(f"transformers refuses this {model_type} config: {error}") from error
     with torch.device("meta"):
         model: nn.Module = transformers.AutoModelForCausalLM.from_config(
             hf_config, attn_implementation=NAME
         )
-    model.get_submodule("model").rotary_emb = _rotary(model)
-    _check_tensor_plan(model)
+    if family.rotary is not None:
+        _remake_rotary(model.get_submodule(family.trunk), family.rotary)
+    _check_tensor_plan(model, family, model_type)
     return model
 
 
-def _rotary(model: nn.Module) -> nn.Module:
-    """The rotary embedding made anew off the meta device: its frequencies are not stored."""
-    rotary = model.get_submodule("model.rotary_emb")
-    made: nn.Module = type(rotary)(config=model.config)
-    return made
+def require_no_dropout(causal_lm: nn.Module) -> None:
+    """Raises ModelError, with all settings at once, if a module would drop activations."""
+    config = causal_lm.config
+    found = {name: getattr(config, name, 0.0) for name in _DROPOUTS}
+    problems = [
+        Problem(f"{name} = {value}", "dropout masks would differ between layouts", f"{name} = 0.0")
+        for name, value in found.items()
+        if value
+    ]
+    if problems:
+        raise ModelError(problems)
 
 
-def _check_tensor_plan(model: nn.Module) -> None:
+def _remake_rotary(trunk: nn.Module, name: str) -> None:
+    """Makes the rotary embedding anew off the meta device: its frequencies are not stored."""
+    kind = type(trunk.get_submodule(name))
+    trunk.add_module(name, kind(config=trunk.config))
+
+
+def _check_tensor_plan(model: nn.Module, family: Family, model_type: str) -> None:
     """Raises ModelError if the library's tensor plan contradicts our table of rules."""
-    plan: dict[str, str] = getattr(model.get_submodule("model"), "_tp_plan", None) or {}
-    names = [name for name, _ in model.get_submodule("model").named_parameters()]
+    trunk = model.get_submodule(family.trunk)
+    plan: dict[str, str] = getattr(trunk, "_tp_plan", None) or {}
+    names = [name for name, _ in trunk.named_parameters()]
     problems = []
     for pattern, style in plan.items():
         theirs = _STYLES.get(style)
         for name in fnmatch.filter(names, f"{pattern}.weight"):
-            ours = rule_for(name)
+            ours = rule_for(f"{family.trunk}.{name}", model_type)
             same = theirs is not None and (theirs.partial, theirs.dim) == (ours.partial, ours.dim)
             if not same:
                 problems.append(Problem(f"{name}: the library says '{style}', our table {ours}"))
