@@ -24,15 +24,21 @@ def causal_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of the last S of T tokens; the result is [B, S, H, D].
 
     `sliding_window` w lets a token see itself and the w - 1 before it. With fewer key than query
-    heads, consecutive query heads share one.
+    heads, consecutive query heads share one. `softcap` c bends scores to c x tanh(scores / c).
     """
     assert attention_mask is None, "masks are decided here"
     new, total = query_BHSD.shape[2], key_BKTD.shape[2]
+    if softcap is not None:
+        allowed = _allowed(new, total, sliding_window, query_BHSD.device)
+        scale = query_BHSD.shape[-1] ** -0.5 if scaling is None else scaling
+        capped = _capped_attention(query_BHSD, key_BKTD, value_BKTD, allowed, scale, softcap)
+        return capped.transpose(1, 2), None
     mask = _mask(new, total, sliding_window, query_BHSD.device)
     out_BHSD = scaled_dot_product_attention(
         query_BHSD,
@@ -51,12 +57,37 @@ def _mask(new: int, total: int, window: int | None, device: torch.device) -> tor
     windowed = window is not None and total > window
     if not windowed and (new == total or new == 1):
         return None
+    return _allowed(new, total, window, device)
+
+
+def _allowed(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """[S, T], True where a new token may look."""
     row = torch.arange(total - new, total, device=device)[:, None]
     column = torch.arange(total, device=device)[None, :]
     allowed = column <= row
-    if windowed:
-        allowed &= column > row - window  # type: ignore[operator]
+    if window is not None:
+        allowed &= column > row - window
     return allowed
+
+
+def _capped_attention(
+    query_BHSD: torch.Tensor,
+    key_BKTD: torch.Tensor,
+    value_BKTD: torch.Tensor,
+    allowed_ST: torch.Tensor,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Attention with bent scores, written out: the fused kernels have no place for the tanh."""
+    batch, heads, new, dim = query_BHSD.shape
+    query_BKGSD = query_BHSD.view(batch, key_BKTD.shape[1], -1, new, dim)
+    scores = query_BKGSD @ key_BKTD[:, :, None].transpose(-1, -2)
+    scores = torch.tanh(scores * (scale / softcap)) * softcap
+    scores = scores.masked_fill(~allowed_ST, float("-inf"))
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.softmax(-1, dtype=wide).to(value_BKTD.dtype)
+    out_BKGSD: torch.Tensor = weights @ value_BKTD[:, :, None]
+    return out_BKGSD.reshape(batch, heads, new, dim)
 
 
 AttentionInterface.register(NAME, causal_attention)
