@@ -33,6 +33,23 @@ def rank_of(plan: Plan, at: Coordinates) -> int:
     return at.tp + plan.tp * (at.cp + plan.cp * (at.dp + plan.dp * at.pp))
 
 
+V_SHAPED = ("zb-v", "dualpipe-v")
+"""Schedules whose rank r runs stages r and 2p-1-r; the others loop: stage s is on rank s mod p."""
+
+
+def placement(plan: Plan) -> tuple[int, ...]:
+    """The pipeline rank of each stage."""
+    stages, ranks = range(len(plan.stages)), plan.pp
+    if plan.schedule in V_SHAPED:
+        return tuple(s if s < ranks else 2 * ranks - 1 - s for s in stages)
+    return tuple(s % ranks for s in stages)
+
+
+def stages_of_rank(plan: Plan, pp_index: int) -> tuple[int, ...]:
+    """The stages that a pipeline rank runs, in model order."""
+    return tuple(stage for stage, owner in enumerate(placement(plan)) if owner == pp_index)
+
+
 def axis_groups(plan: Plan, axis: str) -> list[tuple[int, ...]]:
     """All groups of ranks that differ along `axis` only, each in axis order.
 

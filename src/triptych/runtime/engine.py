@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from triptych.model.hf import from_config
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
+from triptych.plan.ranks import placement, stages_of_rank
 from triptych.runtime.build.slots import collect_slots, fill_initial
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen_norms
@@ -24,10 +26,12 @@ from triptych.runtime.build.zoo import skeleton
 from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.mesh import Mesh
+from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
 from triptych.runtime.precision import torch_dtype
 from triptych.runtime.record import Recorder
 from triptych.runtime.shard import Shard
+from triptych.runtime.tensor.linear import Deferral
 from triptych.runtime.tensor.loss import IGNORED
 from triptych.schedule.action import Action, Kind
 from triptych.schedule.generate import build_program
@@ -66,18 +70,19 @@ class Engine:
         plan: Plan,
         model: Model,
         mesh: Mesh,
-        stage: StageModule,
+        stages: Sequence[StageModule],
+        deferral: Deferral,
         buckets: GradientBuckets,
         optimizer: ShardedAdamW,
     ) -> None:
         self.plan, self.model, self.mesh = plan, model, mesh
-        self.stage, self.buckets, self.optimizer = stage, buckets, optimizer
+        self.stages, self.buckets, self.optimizer = stages, buckets, optimizer
         self._split = plan.tp if plan.sequence_parallel else 1
         self._recorder = Recorder(mesh.device)
         self._interpreter = Interpreter(
-            stage,
-            forward=mesh.forward,
-            backward=mesh.backward,
+            {stage.index: stage for stage in stages},
+            channels=Channels(placement(plan), forward=mesh.forward, backward=mesh.backward),
+            deferral=deferral,
             recorder=self._recorder,
             dtype=torch_dtype(plan.precision.parameter),
             hidden=model.hidden,
@@ -99,11 +104,12 @@ class Engine:
         Raises ModelError for a family outside the allow-list.
         """
         model = from_config(config, name=str(config.get("_name_or_path") or "model"))
-        causal_lm = skeleton(config)
-        if plan.precision.parameter == "fp64":
-            widen_norms(causal_lm)
-        stage = StageModule(causal_lm, model, plan, mesh)
-        slots = collect_slots(stage, model, plan, mesh)
+        deferral = Deferral()
+        stages = [
+            StageModule(_causal_lm(config, plan), model, plan, mesh, index, deferral)
+            for index in stages_of_rank(plan, mesh.coordinates.pp)
+        ]
+        slots = collect_slots(stages, model, plan, mesh)
         buckets = GradientBuckets(
             slots,
             data=mesh.data,
@@ -113,12 +119,17 @@ class Engine:
             gradients=torch_dtype(plan.precision.gradient),
             device=mesh.device,
         )
-        stage.to_device(mesh.device)
-        std = float(getattr(causal_lm.config, "initializer_range", 0.02))
-        fill_initial(slots, seed=seed, std=std)
-        sharded = ShardedAdamW(buckets, plan, optimizer or OptimizerSettings())
+        for stage in stages:
+            stage.to_device(mesh.device)
+        fill_initial(slots, seed=seed, std=stages[0].initializer_range)
         return cls(
-            plan=plan, model=model, mesh=mesh, stage=stage, buckets=buckets, optimizer=sharded
+            plan=plan,
+            model=model,
+            mesh=mesh,
+            stages=stages,
+            deferral=deferral,
+            buckets=buckets,
+            optimizer=ShardedAdamW(buckets, plan, optimizer or OptimizerSettings()),
         )
 
     # ---- a step ------------------------------------------------------------------------------
@@ -144,13 +155,13 @@ class Engine:
         """
         tokens = self._count_tokens(microbatches)
         prepared = [self._prepare(microbatch) for microbatch in microbatches]
-        self.stage.train()
+        self._set_training(True)
         self.buckets.begin_step()
         losses = self._interpreter.run(
             self._actions(len(prepared)),
             prepared,
             1.0 / max(tokens, 1),
-            self.buckets.begin_last_backward,
+            self.buckets.begin_final,
         )
         with self._recorder.span("data_comm"):
             self.buckets.finish()
@@ -163,7 +174,7 @@ class Engine:
         """
         tokens = self._count_tokens(microbatches)
         prepared = [self._prepare(microbatch) for microbatch in microbatches]
-        self.stage.eval()
+        self._set_training(False)
         loss = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         if prepared:
             actions = [a for a in self._actions(len(prepared)) if a.kind in _FORWARD]
@@ -186,8 +197,13 @@ class Engine:
         count = sum(int((m.labels != IGNORED).sum()) for m in microbatches)
         return int(self.mesh.data.all_reduce(torch.tensor([count])))
 
+    def _set_training(self, training: bool) -> None:
+        for stage in self.stages:
+            stage.train(training)
+
     def _actions(self, num_microbatches: int) -> tuple[Action, ...]:
-        program = build_program(self.plan.schedule, self.plan.pp, num_microbatches)
+        plan = self.plan
+        program = build_program(plan.schedule, plan.pp, num_microbatches, plan.chunks)
         return with_communication(program).actions[self.mesh.coordinates.pp]
 
     def _owned_loss(self, losses: torch.Tensor | None) -> torch.Tensor:
@@ -258,6 +274,13 @@ class Engine:
 
     def _bytes(self) -> dict[str, int]:
         return {axis: c.bytes_sent for axis, c in self.mesh.counters.by_axis.items()}
+
+
+def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
+    causal_lm = skeleton(config)
+    if plan.precision.parameter == "fp64":
+        widen_norms(causal_lm)
+    return causal_lm
 
 
 _FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})

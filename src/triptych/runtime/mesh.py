@@ -2,8 +2,8 @@
 
 Axes: tensor (tp), data (dp), pipeline (pp). Beside them stand the groups that a step needs:
 
-* `forward` and `backward`: one group each for activations and their gradients, so that the two
-  directions never wait for one another;
+* `forward` and `backward`: for activations and their gradients, each to higher and (with several
+  stages a rank) to lower pipeline ranks, so that no direction waits for another;
 * `tie`: first and last stage, which both hold a tied embedding;
 * `copies`: tensor ranks that hold the same KV head when there are more ranks than KV heads;
 * `norm`: the ranks whose parts of the gradient add up to the whole.
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from triptych.plan.plan import Plan
-from triptych.plan.ranks import Coordinates, axis_groups, coordinates
+from triptych.plan.ranks import Coordinates, axis_groups, coordinates, placement
 from triptych.runtime.comm import Communicator, Counters
 from triptych.runtime.strict import StrictCommunicator
 
@@ -35,8 +35,8 @@ class Mesh:
     counters: Counters
     tensor: Communicator
     data: Communicator
-    forward: Communicator
-    backward: Communicator
+    forward: tuple[Communicator, Communicator]
+    backward: tuple[Communicator, Communicator]
     tie: Communicator
     copies: Communicator
     norm: Communicator
@@ -61,8 +61,8 @@ class Mesh:
         if world != plan.world_size:
             raise ValueError(f"the plan has {plan.world_size} ranks, the launch has {world}")
         maker = _GroupMaker(rank, timeout_s, Counters(), strict)
-        last = plan.pp - 1
-        ends = [(g[0], g[last]) if last else g for g in axis_groups(plan, "pp")]
+        first, last = placement(plan)[0], placement(plan)[-1]
+        ends = [(g[first], g[last]) if first != last else g[:1] for g in axis_groups(plan, "pp")]
         everyone = tuple(range(world))
         reduced = [everyone] if plan.zero else axis_groups(plan, "tp-pp")
         return cls(
@@ -73,13 +73,19 @@ class Mesh:
             counters=maker.counters,
             tensor=maker.make("tensor", axis_groups(plan, "tp")),
             data=maker.make("data", axis_groups(plan, "dp")),
-            forward=maker.make("pipeline", axis_groups(plan, "pp")),
-            backward=maker.make("pipeline", axis_groups(plan, "pp")),
+            forward=_both_ways(maker, plan),
+            backward=_both_ways(maker, plan),
             tie=maker.make("tie", ends),
             copies=maker.make("tensor", _copy_groups(plan, kv_heads)),
             norm=maker.make("scalar", reduced),
             world=maker.make("scalar", [everyone]),
         )
+
+
+def _both_ways(maker: _GroupMaker, plan: Plan) -> tuple[Communicator, Communicator]:
+    """Along the pipeline to higher ranks and to lower ones; with one stage a rank they are one."""
+    up = maker.make("pipeline", axis_groups(plan, "pp"))
+    return up, maker.make("pipeline", axis_groups(plan, "pp")) if plan.chunks > 1 else up
 
 
 class _GroupMaker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from triptych.model.model import Model
 from triptych.plan.layout import Split, holders, local_box, rule_for, stages_of
 from triptych.plan.plan import Plan
+from triptych.plan.ranks import stages_of_rank
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.weights import initial_part
 from triptych.runtime.comm import Communicator
@@ -17,20 +18,24 @@ from triptych.runtime.data.buckets import Slot
 from triptych.runtime.mesh import Mesh
 
 
-def collect_slots(stage: StageModule, model: Model, plan: Plan, mesh: Mesh) -> list[Slot]:
-    """One slot per parameter of the stage, in the order in which the backward finishes them."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
-    shapes: dict[int, tuple[str, tuple[int, ...]]] = {}
-    for prefix, module in stage.causal_lm.named_modules():
-        for attribute, parameter in module.named_parameters(recurse=False):
-            name = f"{prefix}.{attribute}"
-            if name == "lm_head.weight" and model.tied:
-                name = "model.embed_tokens.weight"
-            places.setdefault(id(parameter), []).append((module, attribute))
-            shapes.setdefault(id(parameter), (name, tuple(parameter.shape)))
-    slots = [
-        _slot(name, shape, places[key], model, plan, mesh) for key, (name, shape) in shapes.items()
-    ]
+def collect_slots(
+    stages: Iterable[StageModule], model: Model, plan: Plan, mesh: Mesh
+) -> list[Slot]:
+    """One slot per parameter of the stages, in the order in which the backward finishes them.
+
+    A tied embedding is one slot, wherever in these stages it is used.
+    """
+    places: dict[str, list[tuple[nn.Module, str]]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for stage in stages:
+        for prefix, module in stage.causal_lm.named_modules():
+            for attribute, parameter in module.named_parameters(recurse=False):
+                name = f"{prefix}.{attribute}"
+                if name == "lm_head.weight" and model.tied:
+                    name = "model.embed_tokens.weight"
+                places.setdefault(name, []).append((module, attribute))
+                shapes.setdefault(name, tuple(parameter.shape))
+    slots = [_slot(name, shapes[name], places[name], model, plan, mesh) for name in shapes]
     return slots[::-1]
 
 
@@ -44,13 +49,15 @@ def _slot(
 ) -> Slot:
     at = mesh.coordinates
     owner = holders(name, shape, model, plan.tp, at.tp)[0]
-    first_stage = stages_of(name, plan, model)[0]
+    users = stages_of(name, plan, model)
+    mine = [stage for stage in users if stage in stages_of_rank(plan, at.pp)]
     return Slot(
         name=name,
         shape=shape,
         box=local_box(name, shape, model, plan.tp, at.tp),
-        counted=owner == at.tp and first_stage == at.pp,
+        counted=owner == at.tp and users[0] in mine,
         before=_sum_before(name, model, plan, mesh),
+        stage=mine[0] if len(mine) == 1 else None,
         places=places,
     )
 
@@ -58,7 +65,7 @@ def _slot(
 def _sum_before(name: str, model: Model, plan: Plan, mesh: Mesh) -> Communicator | None:
     """The communicator over which a gradient is still partial when the backward ends."""
     rule = rule_for(name)
-    if len(stages_of(name, plan, model)) > 1:
+    if len(stages_of(name, plan, model)) > 1 and mesh.tie.size > 1:
         return mesh.tie
     if rule.split is Split.KV and mesh.copies.size > 1:
         return mesh.copies
@@ -72,6 +79,4 @@ def fill_initial(slots: Sequence[Slot], *, seed: int, std: float) -> None:
     """Draws first weights: the same logical tensors under every plan."""
     with torch.no_grad():
         for slot in slots:
-            slot.value.copy_(
-                initial_part(slot.name, slot.shape, slot.box, seed=seed, std=std)
-            )
+            slot.value.copy_(initial_part(slot.name, slot.shape, slot.box, seed=seed, std=std))

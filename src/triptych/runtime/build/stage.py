@@ -20,6 +20,7 @@ from triptych.plan.plan import Plan, part
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.recompute import recompute_layer
 from triptych.runtime.tensor.functions import enter_region
+from triptych.runtime.tensor.linear import Deferral, Linear, replace_linears
 from triptych.runtime.tensor.loss import Vocabulary, cross_entropy
 from triptych.runtime.tensor.shard import set_heads, shard_embedding, shard_layer
 
@@ -49,9 +50,18 @@ class StageModule(nn.Module):
     ones below `model.` and `lm_head`.
     """
 
-    def __init__(self, causal_lm: nn.Module, model: Model, plan: Plan, mesh: Mesh) -> None:
+    def __init__(
+        self,
+        causal_lm: nn.Module,
+        model: Model,
+        plan: Plan,
+        mesh: Mesh,
+        index: int,
+        deferral: Deferral,
+    ) -> None:
         super().__init__()
-        stage = plan.stages[mesh.coordinates.pp]
+        stage = plan.stages[index]
+        self.index = index
         self.is_first = stage.start == 0
         self.is_last = stage.stop == model.num_layers
         self.causal_lm = causal_lm
@@ -62,13 +72,16 @@ class StageModule(nn.Module):
         start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
         self._vocabulary = Vocabulary(start, stop, mesh.tensor)
         self._entry = cut(causal_lm, stage.start, stage.stop, model.num_layers)
-        self._shard(model, range(stage.start, stage.stop))
+        self._shard(model, range(stage.start, stage.stop), deferral)
 
-    def _shard(self, model: Model, layers: range) -> None:
+    def _shard(self, model: Model, layers: range, deferral: Deferral) -> None:
         base = self.causal_lm.get_submodule("model")
         if self.is_first:
             shard_embedding(base, model, self._tensor, self._sequence_parallel)
+        if self.is_last:
+            replace_linears(self.causal_lm, deferral, recurse=False)
         for layer in (base.get_submodule(f"layers.{index}") for index in layers):
+            replace_linears(layer, deferral)
             if self._tensor.size > 1:
                 shard_layer(layer, self._tensor, self._sequence_parallel)
                 set_heads(layer, model, self._tensor)
@@ -80,11 +93,16 @@ class StageModule(nn.Module):
         self.causal_lm.get_submodule("model.rotary_emb").to(device)
 
     @property
-    def head_weight(self) -> torch.Tensor:
-        """This rank's rows of the output matrix [v, H]; the embedding's own if tied."""
-        weight = self.causal_lm.get_submodule("lm_head").weight
-        assert isinstance(weight, torch.Tensor)
-        return weight
+    def initializer_range(self) -> float:
+        """The standard deviation of first weights, as the model's configuration says."""
+        return float(getattr(self.causal_lm.config, "initializer_range", 0.02))
+
+    @property
+    def head(self) -> Linear:
+        """The output matrix, this rank's rows [v, H]; its weight is the embedding's own if tied."""
+        head = self.causal_lm.get_submodule("lm_head")
+        assert isinstance(head, Linear)
+        return head
 
     def forward(
         self,
@@ -108,9 +126,7 @@ class StageModule(nn.Module):
             ghost = received_BsH.new_zeros(1, 1, 1).expand(batch, length, self._hidden)
             source = {"inputs_embeds": ghost}
         base = self.causal_lm.get_submodule("model")
-        output = base(
-            **source, position_ids=positions, cache=cache, use_cache=cache is not None
-        )
+        output = base(**source, position_ids=positions, cache=cache, use_cache=cache is not None)
         hidden: torch.Tensor = output.last_hidden_state
         return hidden
 
@@ -119,15 +135,19 @@ class StageModule(nn.Module):
     ) -> torch.Tensor:
         """scale x the summed cross-entropy of the last stage's hidden states."""
         hidden = enter_region(hidden_BsH, self._tensor, self._sequence_parallel)
-        flat_TH = hidden.reshape(-1, self._hidden)
         return cross_entropy(
-            flat_TH, self.head_weight, labels_BS.reshape(-1), self._vocabulary, scale
+            hidden.reshape(-1, self._hidden),
+            self.head.weight,
+            labels_BS.reshape(-1),
+            self._vocabulary,
+            scale,
+            self.head.sink,
         )
 
     def local_logits(self, hidden_BsH: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the logits [B, S, v]."""
         hidden = enter_region(hidden_BsH, self._tensor, self._sequence_parallel)
-        return functional.linear(hidden, self.head_weight)
+        return functional.linear(hidden, self.head.weight)
 
 
 def cut(causal_lm: nn.Module, start: int, stop: int, num_layers: int) -> Entry | None:

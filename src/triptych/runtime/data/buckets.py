@@ -23,6 +23,7 @@ from torch import nn
 
 from triptych.plan.layout import Box, box_elements, box_shape
 from triptych.runtime.comm import Communicator, Pending
+from triptych.runtime.tensor.linear import Linear
 
 ALIGNMENT = 64
 PADDING = 128
@@ -33,7 +34,8 @@ class Slot:
     """One parameter of this rank: its logical name and shape, the box it holds, its duties.
 
     `counted` is True on the one tensor rank and stage whose gradient enters the norm, which is
-    also the one that saves it. `before` sums its gradient ahead of the data axis.
+    also the one that saves it. `before` sums its gradient ahead of the data axis. `stage` is the
+    one that uses the parameter, None if several of this rank's do.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Slot:
     box: Box
     counted: bool
     before: Communicator | None
+    stage: int | None
     places: list[tuple[nn.Module, str]]
     offset: int = 0
     filled: bool = False
@@ -57,6 +60,29 @@ class Slot:
         """True for matrices: norms and biases have no weight decay."""
         return len(self.shape) > 1
 
+    @property
+    def is_late(self) -> bool:
+        """True if its gradient is not final when one backward ends."""
+        return self.before is not None or self.stage is None
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """Adds a gradient of the parameter's shape."""
+        if self.filled:
+            self.gradient.add_(gradient)
+        else:
+            self.gradient.copy_(gradient)
+            self.filled = True
+
+    def add_product(self, grad_TN: torch.Tensor, input_TK: torch.Tensor) -> None:
+        """Adds grad^T x input, in place where the types allow it."""
+        if grad_TN.dtype != self.gradient.dtype:
+            self.add(grad_TN.T @ input_TK)
+        elif self.filled:
+            self.gradient.addmm_(grad_TN.T, input_TK)
+        else:
+            torch.mm(grad_TN.T, input_TK, out=self.gradient)
+            self.filled = True
+
 
 class Bucket:
     """Slots that are reduced in one message."""
@@ -64,6 +90,7 @@ class Bucket:
     def __init__(self, slots: Sequence[Slot], data: Communicator) -> None:
         self.slots = tuple(slots)
         self.before = slots[0].before
+        self.is_late = slots[0].is_late
         self._data = data
         self._waiting = 0
         self._pending: Pending | None = None
@@ -146,7 +173,7 @@ class GradientBuckets:
         capacity = max(1, bucket_bytes // gradients.itemsize)
         self.buckets = [Bucket(group, data) for group in _group(slots, capacity)]
         self._zero = zero
-        self._last_backward = False
+        self._final: set[tuple[int, bool]] = set()
         self._next = 0
         self._full: set[int] = set()
         for index, bucket in enumerate(self.buckets):
@@ -161,15 +188,15 @@ class GradientBuckets:
 
     def begin_step(self) -> None:
         """Makes ready for the first backward of a step."""
-        self._last_backward = False
+        self._final.clear()
         self._next = 0
         self._full.clear()
         for bucket in self.buckets:
             bucket.begin_step()
 
-    def begin_last_backward(self) -> None:
-        """From now on an arriving gradient is final."""
-        self._last_backward = True
+    def begin_final(self, stage: int, weights: bool) -> None:
+        """From now on what arrives for a stage is final: products of its linears, or the rest."""
+        self._final.add((stage, weights))
 
     def finish(self) -> None:
         """Ends every reduction; gradients (of this rank's shards) are then global sums."""
@@ -177,13 +204,9 @@ class GradientBuckets:
             for slot in bucket.slots:
                 if not slot.filled:
                     slot.gradient.zero_()
-        early = [bucket for bucket in self.buckets[self._next :] if bucket.before is None]
-        late = [bucket for bucket in self.buckets if bucket.before is not None]
-        for bucket in early:
-            bucket.start_reduce(self._zero)
-        for bucket in late:
-            assert bucket.before is not None
-            bucket.before.all_reduce(bucket.gradients)
+        for bucket in self.buckets[self._next :]:
+            if bucket.before is not None:
+                bucket.before.all_reduce(bucket.gradients)
             bucket.start_reduce(self._zero)
         for bucket in self.buckets:
             bucket.finish_reduce()
@@ -199,39 +222,59 @@ class GradientBuckets:
         parameter = nn.Parameter(slot.value)
         for module, attribute in slot.places:
             setattr(module, attribute, parameter)
+            if isinstance(module, Linear) and attribute == "weight":
+                module.sink = _WeightSink(slot, self, bucket_index)
         hook = self._hook(slot, bucket_index)
         parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _hook(self, slot: Slot, bucket_index: int) -> Callable[[torch.Tensor], None]:
         def add(parameter: torch.Tensor) -> None:
-            gradient = parameter.grad
-            assert gradient is not None
-            if slot.filled:
-                slot.gradient.add_(gradient)
-            else:
-                slot.gradient.copy_(gradient)
-                slot.filled = True
+            if parameter.grad is None:  # all of it went through the linear's sink
+                return
+            slot.add(parameter.grad)
             parameter.grad = None
-            if self._last_backward and self.buckets[bucket_index].arrived():
-                self._filled(bucket_index)
+            self.arrived(slot, bucket_index, weights=False)
 
         return add
+
+    def arrived(self, slot: Slot, bucket_index: int, weights: bool) -> None:
+        """Notes a gradient; starts the bucket's reduction if it is now full."""
+        is_final = slot.stage is not None and (slot.stage, weights) in self._final
+        if is_final and self.buckets[bucket_index].arrived():
+            self._filled(bucket_index)
 
     def _filled(self, bucket_index: int) -> None:
         """Starts every bucket whose turn it is: the order must be the same on all ranks."""
         self._full.add(bucket_index)
-        while self._next in self._full and self.buckets[self._next].before is None:
+        while self._next in self._full and not self.buckets[self._next].is_late:
             self.buckets[self._next].start_reduce(self._zero)
             self._next += 1
 
 
 def _group(slots: Iterable[Slot], capacity: int) -> list[list[Slot]]:
-    """Slots to buckets of about `capacity` elements: ordinary ones first, then by `before`."""
-    kinds: dict[int, list[list[Slot]]] = {}
+    """Slots to buckets of about `capacity` elements: ordinary ones first, then the late ones."""
+    kinds: dict[tuple[bool, int], list[list[Slot]]] = {}
     for slot in slots:
-        groups = kinds.setdefault(0 if slot.before is None else id(slot.before), [[]])
+        before = 0 if slot.before is None else id(slot.before)
+        groups = kinds.setdefault((slot.is_late, before), [[]])
         if groups[-1] and sum(s.elements for s in groups[-1]) + slot.elements > capacity:
             groups.append([])
         groups[-1].append(slot)
-    ordinary = kinds.pop(0, [])
+    ordinary = kinds.pop((False, 0), [])
     return [group for group in ordinary if group] + [g for gs in kinds.values() for g in gs]
+
+
+class _WeightSink:
+    """Lets a linear add its weight gradient to a slot and tell the bucket.
+
+    A weight that other modules use too (a tied embedding) is complete when autograd says so.
+    """
+
+    def __init__(self, slot: Slot, buckets: GradientBuckets, bucket_index: int) -> None:
+        self._slot, self._buckets, self._index = slot, buckets, bucket_index
+        self.add_product = slot.add_product
+
+    def arrive(self) -> None:
+        """The linear's part of this micro-batch is in the slot."""
+        if len(self._slot.places) == 1:
+            self._buckets.arrived(self._slot, self._index, weights=True)

@@ -1,23 +1,29 @@
 """Runs one rank's part of a pipeline program: the same actions that were checked and drawn.
 
 A receive is posted where the program says and waited for by the computation that needs it; a send
-is issued and its buffer held until the end of the step. Each micro-batch carries its own shape,
-known on every rank of the pipeline, so nothing but hidden states and their gradients travels.
+is issued and its buffer held until the end of the step. Between stages of one rank tensors change
+hands without a message. Each micro-batch carries its own shape, known on every rank of the
+pipeline, so nothing but hidden states and their gradients travels.
 
 Shapes: B batch, S sequence, s = S / tp under sequence parallelism (else S), H hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from triptych.runtime.build.stage import StageModule
-from triptych.runtime.comm import Communicator, Pending
+from triptych.runtime.comm import Pending
+from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.record import Recorder
+from triptych.runtime.tensor.linear import Deferral
 from triptych.schedule.action import Action, Kind
+
+Key = tuple[int, int]
+"""Stage and micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,41 +36,58 @@ class MicroBatch:
 
 @dataclass(slots=True)
 class _InFlight:
-    """What a micro-batch leaves between its forward and its backward."""
+    """What a micro-batch leaves between its forward and its backward on a stage."""
 
     received: torch.Tensor | None
     output: torch.Tensor
 
 
+@dataclass(slots=True)
+class _Step:
+    """The tensors of one run: where they are between actions."""
+
+    microbatches: Sequence[MicroBatch]
+    scale: float | torch.Tensor
+    arriving: dict[tuple[Kind, Key], Pending] = field(default_factory=dict)
+    handed: dict[tuple[Kind, Key], torch.Tensor] = field(default_factory=dict)
+    leaving: list[Pending] = field(default_factory=list)
+    in_flight: dict[Key, _InFlight] = field(default_factory=dict)
+    gradients: dict[Key, torch.Tensor] = field(default_factory=dict)
+    losses: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
 class Interpreter:
-    """Executes actions for one stage per rank.
+    """Executes actions for the stages of a rank.
 
     Args:
-        stage: this rank's layers.
-        forward, backward: communicators along the pipeline, one per direction.
+        stages: this rank's stages by index.
+        channels: where each stage's hidden states and gradients go and come from.
+        deferral: keeps weight gradients between actions I and W.
         recorder: gets one span per computation and per wait.
         dtype, hidden, sequence_split: of the hidden states that travel, [B, S/split, H].
-
     """
 
     def __init__(
         self,
-        stage: StageModule,
+        stages: Mapping[int, StageModule],
         *,
-        forward: Communicator,
-        backward: Communicator,
+        channels: Channels,
+        deferral: Deferral,
         recorder: Recorder,
         dtype: torch.dtype,
         hidden: int,
         sequence_split: int,
     ) -> None:
-        self._stage = stage
-        self._forward, self._backward = forward, backward
+        self._stages = stages
+        self._channels = channels
+        self._deferral = deferral
         self._recorder = recorder
         self._dtype, self._hidden, self._split = dtype, hidden, sequence_split
-        self._run: dict[Kind, Callable[[int], None]] = {
-            Kind.F: self._compute_forward,
-            Kind.B: self._compute_backward,
+        self._do: dict[Kind, Callable[[_Step, Key], None]] = {
+            Kind.F: self._forward,
+            Kind.B: self._backward,
+            Kind.I: self._input_gradient,
+            Kind.W: self._weight_gradient,
             Kind.SEND_F: self._send_forward,
             Kind.RECV_F: self._receive_forward,
             Kind.SEND_B: self._send_backward,
@@ -76,88 +99,118 @@ class Interpreter:
         actions: Sequence[Action],
         microbatches: Sequence[MicroBatch],
         scale: float | torch.Tensor,
-        before_last_backward: Callable[[], None] = lambda: None,
+        begin_final: Callable[[int, bool], None] = lambda stage, weights: None,
     ) -> torch.Tensor | None:
-        """Runs one step; the last stage returns the loss of each micro-batch [m], scaled.
+        """Runs one step; the rank of the last stage returns each micro-batch's loss [m], scaled.
 
-        `before_last_backward` is called ahead of the backward after which gradients are final.
+        `begin_final(stage, weights)` is called ahead of the action that makes a stage's gradients
+        final: those of its linears' weights, and the rest.
         """
-        self._microbatches, self._scale = microbatches, scale
-        self._arriving: dict[tuple[Kind, int], Pending] = {}
-        self._leaving: list[Pending] = []
-        self._in_flight: dict[int, _InFlight] = {}
-        self._gradients: dict[int, torch.Tensor] = {}
-        self._losses: dict[int, torch.Tensor] = {}
-        last = max((i for i, a in enumerate(actions) if a.kind is Kind.B), default=None)
+        step = _Step(microbatches, scale)
+        finals = final_actions(actions)
         for index, action in enumerate(actions):
-            if index == last:
-                before_last_backward()
-            self._run[action.kind](action.microbatch)
+            for stage, weights in finals.get(index, ()):
+                begin_final(stage, weights)
+            self._do[action.kind](step, (action.stage, action.microbatch))
         with self._recorder.span("pipeline_comm"):
-            for pending in self._leaving:
+            for pending in step.leaving:
                 pending.wait()
-        if not self._stage.is_last:
+        if not step.losses:
             return None
-        return torch.stack([self._losses[i] for i in range(len(microbatches))])
+        return torch.stack([step.losses[i] for i in range(len(microbatches))])
 
     # ---- computation -------------------------------------------------------------------------
 
-    def _compute_forward(self, index: int) -> None:
-        microbatch = self._microbatches[index]
-        received = self._arrived(Kind.RECV_F, index)
+    def _forward(self, step: _Step, key: Key) -> None:
+        stage, microbatch = self._stages[key[0]], step.microbatches[key[1]]
+        received = self._arrived(step, Kind.RECV_F, key)
         if received is not None and torch.is_grad_enabled():
             received.requires_grad_()
-        with self._recorder.span(f"{self._stage_label}F{index}"):
-            output = self._stage(microbatch.input_ids, received)
-            if self._stage.is_last:
-                output = self._stage.loss(output, microbatch.labels, self._scale)
-                self._losses[index] = output.detach()
-            self._in_flight[index] = _InFlight(received, output)
+        with self._recorder.span(f"{key[0]}F{key[1]}"):
+            output = stage(microbatch.input_ids, received)
+            if stage.is_last:
+                output = stage.loss(output, microbatch.labels, step.scale)
+                step.losses[key[1]] = output.detach()
+        step.in_flight[key] = _InFlight(received, output)
+        if key[0] + 1 in self._stages:
+            step.handed[Kind.RECV_F, (key[0] + 1, key[1])] = output.detach()
 
-    def _compute_backward(self, index: int) -> None:
-        gradient = self._arrived(Kind.RECV_B, index)
-        flight = self._in_flight.pop(index)
-        with self._recorder.span(f"{self._stage_label}B{index}"):
+    def _backward(self, step: _Step, key: Key) -> None:
+        gradient = self._arrived(step, Kind.RECV_B, key)
+        flight = step.in_flight.pop(key)
+        with self._recorder.span(f"{key[0]}B{key[1]}"):
             torch.autograd.backward(flight.output, gradient)
-        if flight.received is not None:
-            assert flight.received.grad is not None
-            self._gradients[index] = flight.received.grad
+        self._pass_gradient(step, key, flight)
 
-    @property
-    def _stage_label(self) -> int:
-        return self._forward.index
+    def _input_gradient(self, step: _Step, key: Key) -> None:
+        gradient = self._arrived(step, Kind.RECV_B, key)
+        flight = step.in_flight.pop(key)
+        with self._recorder.span(f"{key[0]}I{key[1]}"):
+            self._deferral.begin()
+            torch.autograd.backward(flight.output, gradient)
+            self._deferral.end(key)
+        self._pass_gradient(step, key, flight)
+
+    def _weight_gradient(self, step: _Step, key: Key) -> None:
+        with self._recorder.span(f"{key[0]}W{key[1]}"):
+            self._deferral.run(key)
+
+    def _pass_gradient(self, step: _Step, key: Key, flight: _InFlight) -> None:
+        if flight.received is None:
+            return
+        assert flight.received.grad is not None
+        if key[0] - 1 in self._stages:
+            step.handed[Kind.RECV_B, (key[0] - 1, key[1])] = flight.received.grad
+        else:
+            step.gradients[key] = flight.received.grad
 
     # ---- communication -----------------------------------------------------------------------
 
-    def _send_forward(self, index: int) -> None:
-        output = self._in_flight[index].output.detach()
-        self._leaving.append(self._forward.start_send(output.contiguous(), self._forward.index + 1))
+    def _send_forward(self, step: _Step, key: Key) -> None:
+        output = step.in_flight[key].output.detach().contiguous()
+        step.leaving.append(self._channels.send_forward(output, key[0]))
         if not torch.is_grad_enabled():
-            del self._in_flight[index]
+            del step.in_flight[key]
 
-    def _receive_forward(self, index: int) -> None:
-        source = self._forward.index - 1
-        self._arriving[Kind.RECV_F, index] = self._forward.start_receive(self._empty(index), source)
+    def _receive_forward(self, step: _Step, key: Key) -> None:
+        pending = self._channels.receive_forward(self._empty(step, key), key[0])
+        step.arriving[Kind.RECV_F, key] = pending
 
-    def _send_backward(self, index: int) -> None:
-        gradient = self._gradients.pop(index).contiguous()
-        self._leaving.append(self._backward.start_send(gradient, self._backward.index - 1))
+    def _send_backward(self, step: _Step, key: Key) -> None:
+        gradient = step.gradients.pop(key).contiguous()
+        step.leaving.append(self._channels.send_backward(gradient, key[0]))
 
-    def _receive_backward(self, index: int) -> None:
-        source = self._backward.index + 1
-        self._arriving[Kind.RECV_B, index] = self._backward.start_receive(
-            self._empty(index), source
-        )
+    def _receive_backward(self, step: _Step, key: Key) -> None:
+        pending = self._channels.receive_backward(self._empty(step, key), key[0])
+        step.arriving[Kind.RECV_B, key] = pending
 
-    def _arrived(self, kind: Kind, index: int) -> torch.Tensor | None:
-        pending = self._arriving.pop((kind, index), None)
+    def _arrived(self, step: _Step, kind: Kind, key: Key) -> torch.Tensor | None:
+        """What the neighbouring stage made, from a message or from this rank's own hands."""
+        pending = step.arriving.pop((kind, key), None)
         if pending is None:
-            return None
+            return step.handed.pop((kind, key), None)
         with self._recorder.span("pipeline_comm"):
             return pending.wait()
 
-    def _empty(self, index: int) -> torch.Tensor:
-        ids_BS = self._microbatches[index].input_ids
+    def _empty(self, step: _Step, key: Key) -> torch.Tensor:
+        ids_BS = step.microbatches[key[1]].input_ids
         batch, length = ids_BS.shape
         shape = (batch, length // self._split, self._hidden)
         return torch.empty(shape, dtype=self._dtype, device=ids_BS.device)
+
+
+_MAKES = {True: (Kind.B, Kind.W), False: (Kind.B, Kind.I)}
+"""Which actions give gradients to the weights of linears, and to everything else."""
+
+
+def final_actions(actions: Sequence[Action]) -> dict[int, list[tuple[int, bool]]]:
+    """Index of an action -> the (stage, weights) whose gradients it makes final."""
+    last: dict[tuple[int, bool], int] = {}
+    for index, action in enumerate(actions):
+        for weights, kinds in _MAKES.items():
+            if action.kind in kinds:
+                last[action.stage, weights] = index
+    finals: dict[int, list[tuple[int, bool]]] = {}
+    for key, index in last.items():
+        finals.setdefault(index, []).append(key)
+    return finals

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from triptych.runtime.comm import Communicator
+from triptych.runtime.tensor.linear import Sink
 
 CHUNK_TOKENS = 1024
 IGNORED = -100
@@ -33,14 +34,28 @@ def cross_entropy(
     labels_T: torch.Tensor,
     vocabulary: Vocabulary,
     scale: float | torch.Tensor = 1.0,
+    sink: Sink | None = None,
 ) -> torch.Tensor:
     """The sum over tokens of scale x cross-entropy, as a scalar; labels of -100 do not count.
+
+    With a `sink` the gradient of `weight_vH` is added there during the forward: the scalar must
+    then be what the backward starts from, with gradient 1.
 
     The gradient of `hidden_TH` covers this rank's rows only: sum it over the ranks (as
     `enter_region` does). Cost: 3 T fp32 all-reduced over the vocabulary's ranks.
     """
-    loss: torch.Tensor = _CrossEntropy.apply(hidden_TH, weight_vH, labels_T, vocabulary, scale)  # type: ignore[no-untyped-call]
+    options = _Options(vocabulary, scale, sink, wanted=torch.is_grad_enabled())
+    loss: torch.Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden_TH, weight_vH, labels_T, options
+    )
     return loss
+
+
+class _Options(NamedTuple):
+    vocabulary: Vocabulary
+    scale: float | torch.Tensor
+    sink: Sink | None
+    wanted: bool  # are gradients
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -50,31 +65,38 @@ class _CrossEntropy(torch.autograd.Function):
         hidden_TH: torch.Tensor,
         weight_vH: torch.Tensor,
         labels_T: torch.Tensor,
-        vocabulary: Vocabulary,
-        scale: float | torch.Tensor,
+        options: _Options,
     ) -> torch.Tensor:
-        wanted = any(ctx.needs_input_grad)
+        vocabulary, scale, sink, wanted = options
+        ctx.sink = sink
         wide = torch.promote_types(hidden_TH.dtype, torch.float32)
         loss = torch.zeros((), dtype=wide, device=hidden_TH.device)
         grad_hidden = torch.empty_like(hidden_TH) if wanted else None
-        grad_weight = torch.zeros_like(weight_vH) if wanted else None
+        grad_weight = torch.zeros_like(weight_vH) if wanted and sink is None else None
         for start in range(0, len(labels_T), CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
             logits = hidden_TH[rows] @ weight_vH.T
             losses, gradient = _softmax_loss(logits.to(wide), labels_T[rows], vocabulary)
             loss += losses.sum()
-            if grad_hidden is not None and grad_weight is not None:
-                gradient = gradient.mul_(scale).to(logits.dtype)
-                torch.mm(gradient, weight_vH, out=grad_hidden[rows])
+            if grad_hidden is None:
+                continue
+            gradient = gradient.mul_(scale).to(logits.dtype)
+            torch.mm(gradient, weight_vH, out=grad_hidden[rows])
+            if grad_weight is not None:
                 grad_weight.addmm_(gradient.T, hidden_TH[rows])
+            elif sink is not None:
+                sink.add_product(gradient, hidden_TH[rows])
         ctx.save_for_backward(grad_hidden, grad_weight)
         return loss * scale
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         grad_hidden, grad_weight = ctx.saved_tensors
+        if ctx.sink is not None:
+            ctx.sink.arrive()
+            return grad_hidden, None, None, None
         factor = grads[0].to(grad_hidden.dtype)
-        return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None, None
+        return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None
 
 
 def _softmax_loss(

@@ -17,25 +17,23 @@ from triptych.plan.layout import kv_head_range, query_head_range
 from triptych.plan.plan import part
 from triptych.runtime.comm import Communicator
 from triptych.runtime.tensor.functions import enter_region, leave_region
+from triptych.runtime.tensor.linear import Linear, product
 
 REGIONS = {"self_attn": "o_proj", "mlp": "down_proj"}
 """Region -> its row-parallel linear, in the layers of the allow-listed families."""
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(Linear):
     """y = sum over ranks of x_i W_i^T, plus the bias once; x_i is this rank's part of the input."""
 
-    def __init__(self, linear: nn.Linear, comm: Communicator, sequence_parallel: bool) -> None:
-        super().__init__()
-        self.weight = linear.weight
-        self.bias = linear.bias
+    def __init__(self, linear: Linear, comm: Communicator, sequence_parallel: bool) -> None:
+        super().__init__(linear, linear.deferral)
         self._comm = comm
         self._sequence_parallel = sequence_parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, S, part of the input width] to [B, S or s, H]."""
-        y = functional.linear(x, self.weight)
-        y = leave_region(y, self._comm, self._sequence_parallel)
+        y = leave_region(product(x, self), self._comm, self._sequence_parallel)
         return y if self.bias is None else y + self.bias
 
 
@@ -83,7 +81,7 @@ def shard_layer(layer: nn.Module, comm: Communicator, sequence_parallel: bool) -
         region = layer.get_submodule(name)
         region.register_forward_pre_hook(entry, with_kwargs=True)
         linear = region.get_submodule(row)
-        assert isinstance(linear, nn.Linear)
+        assert isinstance(linear, Linear)
         setattr(region, row, RowParallelLinear(linear, comm, sequence_parallel))
 
 

@@ -20,6 +20,7 @@ from triptych.runtime.build.zoo import skeleton
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.precision import torch_dtype
 from triptych.runtime.shard import Shard
+from triptych.runtime.tensor.linear import Deferral
 
 
 class StageCache(DynamicCache):  # type: ignore[misc]
@@ -42,14 +43,16 @@ class InferenceStage:
         self._model = model
         self._dtype = torch_dtype(plan.precision.parameter)
         self._first_layer = plan.stages[mesh.coordinates.pp].start
-        self._stage = StageModule(skeleton(config), model, plan, mesh)
+        self._stage = StageModule(
+            skeleton(config), model, plan, mesh, mesh.coordinates.pp, Deferral()
+        )
         self.shards = self._allocate(plan)
         self._stage.to_device(mesh.device)
         self._stage.eval()
 
     def _allocate(self, plan: Plan) -> list[Shard]:
         shards = []
-        for slot in collect_slots(self._stage, self._model, plan, self._mesh):
+        for slot in collect_slots([self._stage], self._model, plan, self._mesh):
             values = torch.empty(box_shape(slot.box), dtype=self._dtype, device=self._mesh.device)
             parameter = nn.Parameter(values, requires_grad=False)
             for module, attribute in slot.places:
@@ -74,7 +77,7 @@ class InferenceStage:
 
         Collective over the ranks of the plan. Cost: hidden states [1, S, H] from stage to stage.
         """
-        pipeline = self._mesh.forward
+        pipeline = self._mesh.forward[0]
         received = None
         if not self._stage.is_first:
             shape = (1, len(ids_S), self._model.hidden)
