@@ -5,6 +5,7 @@
     all-reduce     identity         exit of a region, without sequence parallelism
     all-gather     reduce-scatter   entry, with it (dimension 1: the sequence)
     reduce-scatter all-gather       exit, with it
+    all-reduce     all-reduce       sums inside a region (a norm over all heads)
 
 Source: Shoeybi et al. 2019, sec. 3 (f and g); Korthikanti et al. 2022, sec. 4.2.2 (g-bar).
 Shapes: B batch, S sequence, s = S / tp its part on a rank, H hidden.
@@ -40,6 +41,17 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grads[0], None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Communicator) -> torch.Tensor:
+        ctx.comm = comm
+        return comm.all_reduce(x.clone())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.comm.all_reduce(grads[0].clone()), None
 
 
 class _GatherSequence(torch.autograd.Function):
@@ -95,4 +107,12 @@ def leave_region(x: torch.Tensor, comm: Communicator, sequence_parallel: bool) -
     if comm.size == 1:
         return x
     result: torch.Tensor = (_ScatterSequence if sequence_parallel else _Reduce).apply(x, comm)  # type: ignore[no-untyped-call]
+    return result
+
+
+def sum_over_ranks(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
+    """The sum of the ranks' tensors, on which each rank goes on with work of its own."""
+    if comm.size == 1:
+        return x
+    result: torch.Tensor = _Sum.apply(x, comm)  # type: ignore[no-untyped-call]
     return result
