@@ -22,6 +22,8 @@ from triptych.checkpoint.index import Index, Logical
 from triptych.checkpoint.read import complete_index, read_into, require_undamaged
 from triptych.checkpoint.safe import TORCH_DTYPES, Entry, Reader, write_safetensors
 from triptych.errors import CheckpointError, Problem, RunError, nearest
+from triptych.plan.families import FAMILIES, Family, family_of
+from triptych.plan.layout import layer_of
 from triptych.runtime.build.zoo import skeleton
 from triptych.runtime.shard import Shard
 
@@ -65,7 +67,8 @@ def export(
     index = complete_index(source)
     require_undamaged(names.damaged_files(source, index))
     config = read_config(source)
-    tensors = exported_tensors(index, dtype)
+    family = family_of(str(config.get("model_type")))
+    tensors = exported_tensors(index, dtype, family)
     _require_model(source, config, tensors)
     others = [name for name in index.files if _travels(name)]
     _require_replaceable(out_dir, {*others, CONFIG})
@@ -84,7 +87,9 @@ def export(
     return notes
 
 
-def exported_tensors(index: Index, dtype: str | None) -> dict[str, Logical]:
+def exported_tensors(
+    index: Index, dtype: str | None, family: Family = FAMILIES["llama"]
+) -> dict[str, Logical]:
     """Every weight by name, in model order, in `dtype` or as it is stored."""
     if dtype is not None and dtype not in TORCH_DTYPES:
         works = ", ".join(nearest(dtype, TORCH_DTYPES) or TORCH_DTYPES)
@@ -94,18 +99,27 @@ def exported_tensors(index: Index, dtype: str | None) -> dict[str, Logical]:
         for (stored_kind, name), tensor in index.tensors.items():
             if stored_kind == kind:
                 found.setdefault(name, tensor._replace(dtype=dtype or tensor.dtype))
-    return {name: found[name] for name in sorted(found, key=_model_order)}
+    return {name: found[name] for name in sorted(found, key=partial(_model_order, family))}
 
 
-def _model_order(name: str) -> tuple[bool, bool, list[tuple[int, str]]]:
-    """Embedding, layers by number, final norm, head."""
-    words = [(int(word) if word.isdigit() else -1, word) for word in name.split(".")]
-    return ".layers." not in name and "embed" not in name, "lm_head" in name, words
+def _model_order(family: Family, name: str) -> tuple[int, int, str]:
+    """Embedding, positions, layers by number, final norm, head."""
+    if name == family.embedding_name:
+        return 0, 0, name
+    if family.positions is not None and name == family.name_of(family.positions):
+        return 1, 0, name
+    layer = layer_of(name)
+    if layer is not None:
+        return 2, layer, name
+    return (4 if name == family.head_name else 3), 0, name
 
 
 def _require_model(source: Path, config: Mapping[str, Any], tensors: Mapping[str, Logical]) -> None:
     """Names and shapes are those of the model that the stock library builds from the config."""
-    expected = {name: tuple(p.shape) for name, p in skeleton(config).named_parameters()}
+    family = family_of(str(config.get("model_type")))
+    expected = {
+        family.logical_name(name): tuple(p.shape) for name, p in skeleton(config).named_parameters()
+    }
     problems = [Problem(f"{source} lacks {name}") for name in expected if name not in tensors]
     for name, tensor in tensors.items():
         if name not in expected:

@@ -14,13 +14,19 @@ from triptych.checkpoint.read import fill
 from triptych.checkpoint.safe import Reader
 from triptych.checkpoint.together import Ranks
 from triptych.errors import CheckpointError, Problem
+from triptych.plan.families import FAMILIES, Family
 from triptych.runtime.shard import Shard
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-_HEAD = ("weight", "lm_head.weight")
-_RECOMPUTED = "rotary_emb.inv_freq"  # a buffer that old releases stored
+_RECOMPUTED = (  # buffers that old releases stored: frequencies, causal masks
+    "rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+)
 
 
 def load_hf(
@@ -37,13 +43,21 @@ def load_hf(
 
     """
     ranks = Ranks(group)
-    index = ranks.on_first(lambda: hf_parts(directory))
+    ranks.on_first(lambda: weight_files(directory))
+    config = read_config(directory)
+    family = FAMILIES.get(str(config.get("model_type")), FAMILIES["llama"])
+    index = ranks.on_first(lambda: hf_parts(directory, family))
     weights = [shard for shard in shards if shard.kind in ("weight", "master")]
-    fill(directory, index, weights, ranks, optional=[_HEAD] if _may_tie(directory) else [])
+    may_tie = config.get("tie_word_embeddings") is not False
+    head = ("weight", family.head_name)
+    fill(directory, index, weights, ranks, optional=[head] if may_tie else [])
 
 
-def hf_parts(directory: Path) -> Index:
-    """The tensors of a Hugging Face directory (one file or several), each as one whole part."""
+def hf_parts(directory: Path, family: Family = FAMILIES["llama"]) -> Index:
+    """The tensors of a Hugging Face directory (one file or several), each as one whole part.
+
+    Names are the family's logical ones, also where the files hold the trunk alone.
+    """
     tensors: dict[tuple[str, str], Logical] = {}
     parts: list[Part] = []
     with Reader(directory) as reader:
@@ -53,9 +67,10 @@ def hf_parts(directory: Path) -> Index:
                 _require_promised(directory / file, promised, found)
             for name, tensor in found.items():
                 if not name.endswith(_RECOMPUTED):
-                    tensors["weight", name] = tensor
+                    logical = family.logical_name(name)
+                    tensors["weight", logical] = tensor
                     box = tuple((0, size) for size in tensor.shape)
-                    parts.append(Part(file, name, "weight", name, box))
+                    parts.append(Part(file, name, "weight", logical, box))
     return Index.of(0, tensors, parts, {})
 
 
@@ -94,11 +109,6 @@ def _require_promised(path: Path, promised: Sequence[str], found: Mapping[str, L
     absent = [name for name in promised if name not in found]
     if absent:
         raise CheckpointError(f"{path} lacks {', '.join(absent)}, which {WEIGHTS_INDEX} promises")
-
-
-def _may_tie(directory: Path) -> bool:
-    """True unless the config says that the head is a matrix of its own."""
-    return read_config(directory).get("tie_word_embeddings") is not False
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -119,6 +119,7 @@ class Family:
         default_factory=lambda: {"self_attn": "o_proj", "mlp": "down_proj"}
     )
     norm_start: float = 1.0  # the value of a fresh norm's weight
+    scaled_embedding: bool = False  # the library's embedding module multiplies (Gemma)
     wide_head_norm: bool = False  # query and key norms run over all heads together
     logit_factor: str | None = None  # the config's name of what logits are multiplied by
     logit_divisor: str | None = None  # ... and of what they are divided by
@@ -127,6 +128,13 @@ class Family:
     def name_of(self, part: str) -> str:
         """The stored name of a part of the trunk: `model.embed_tokens.weight`."""
         return f"{self.trunk}.{part}.weight"
+
+    def logical_name(self, name: str) -> str:
+        """The name of a tensor on the hub's disks, given the library's or that of a bare trunk."""
+        if name == "lm_head.weight":
+            return self.head_name
+        bare = name.partition(".")[0] in (self.layers, self.embedding, self.positions, self.norm)
+        return f"{self.trunk}.{name}" if bare else name
 
     @property
     def embedding_name(self) -> str:
@@ -146,6 +154,7 @@ _GEMMA2 = replace(
     _LLAMA,
     rules={**_LLAMA.rules, **_GEMMA_NORMS},
     norm_start=0.0,
+    scaled_embedding=True,
     logit_softcap="final_logit_softcapping",
 )
 _GPT_NEOX = Family(
