@@ -32,6 +32,8 @@ def command(
     as_json: JsonOption = False,
 ) -> Answer:
     """Complete texts with the model in MODEL_DIR; the ranks of a plan start on this machine."""
+    if plan:
+        _require_suitable(folder, plan)
     say("loading torch ...")
     from triptych.serve.engine.local import generate_locally
     from triptych.serve.engine.source import ModelSource
@@ -51,6 +53,18 @@ def command(
     if not as_json:
         print(flush=True)
     return Answer(document={"generations": [asdict(generation) for generation in found]})
+
+
+def _require_suitable(folder: Path, text: str) -> None:
+    """Raises PlanError before torch loads if the config of the model rules the plan out."""
+    from triptych.model.load import CONFIG, load_model
+    from triptych.plan.toml import load_plan
+    from triptych.serve.engine.suitable import require_suitable
+
+    if (folder / CONFIG).is_file():
+        model = load_model(str(folder))
+        plan = load_plan(text, model)
+        require_suitable(plan, model, plan.world_size)
 
 
 def _plan(text: str, source: ModelSource) -> Plan:

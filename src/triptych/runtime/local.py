@@ -14,6 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
 import torch
@@ -23,6 +24,7 @@ from triptych.errors import PlanError, Problem, RunError, TriptychError
 
 _TIMEOUT = datetime.timedelta(seconds=120)
 _GOODBYE_S = 10.0
+_PRELOAD = ("torch.distributed", "triptych.runtime.engine")
 
 
 @contextmanager
@@ -33,7 +35,7 @@ def local_ranks(world: int, work: Callable[[], object]) -> Iterator[None]:
     a rank dies; none is left then.
     """
     _require_devices(world)
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         store = f"{folder}/store"
         others: list[BaseProcess] = [
@@ -54,6 +56,15 @@ def local_ranks(world: int, work: Callable[[], object]) -> Iterator[None]:
                 process.join()
             if dist.is_initialized():  # after an error; nobody is left to wait for
                 dist.destroy_process_group()
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """How ranks start: forked from a server that imports once, but CUDA forbids forking."""
+    if torch.cuda.is_available():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOAD))
+    return context
 
 
 def _require_devices(world: int) -> None:

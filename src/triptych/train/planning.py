@@ -16,6 +16,7 @@ from triptych.cluster.text import parse_cluster
 from triptych.errors import JobError, PlanError, Problem
 from triptych.model.model import Model
 from triptych.plan.batch import RULE
+from triptych.plan.launch import degrees, launch_problem
 from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
 from triptych.plan.rules import unrunnable, verify
@@ -180,17 +181,12 @@ def _cluster_for(text: str, model: Model, place: Place | None, ranks: int | None
 
 def _require_ranks(plan: Plan, place: Place | None, ranks: int | None) -> None:
     """Returns if the plan has the ranks that were launched or asked for. Raises JobError."""
-    degrees = f"TP={plan.tp} x PP={plan.pp} x CP={plan.cp} x DP={plan.dp} = {plan.world_size}"
     if place is not None and place.world_size != plan.world_size:
-        started = "only one process" if place.world_size == 1 else f"{place.world_size} processes"
-        what = f"{started} exists in this launch, but the plan has {degrees} ranks"
-        works = (
-            f"torchrun --nproc-per-node={plan.world_size} -m triptych train JOB, or without a "
-            f"launcher `triptych train JOB`, which starts the {plan.world_size} ranks itself"
-        )
-        raise JobError(Problem(what, "the launch has as many processes as the plan", works))
+        ours = f"`triptych train JOB`, which starts the {plan.world_size} ranks itself"
+        command = f"-m triptych train JOB, or without a launcher {ours}"
+        raise JobError(launch_problem(plan, place.world_size, command))
     if ranks is not None and ranks != plan.world_size:
-        what = f"[parallel] ranks = {ranks}, but the plan has {degrees} ranks"
+        what = f"[parallel] ranks = {ranks}, but the plan has {degrees(plan)} ranks"
         works = f"ranks = {plan.world_size}, or none in the job"
         raise JobError(Problem(what, "ranks = TP x PP x CP x DP", works))
 

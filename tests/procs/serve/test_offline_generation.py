@@ -193,7 +193,8 @@ def test_a_plan_that_does_not_fit_the_launch_or_the_model_is_refused(tmp_path: P
     with pytest.raises(PlanError) as caught:
         generate(tmp_path, PROMPTS, Plan.uniform(5, dp=2))
     text = str(caught.value)
-    assert "2 ranks, 1 were started" in text
+    assert "only one process exists" in text and "DP=2 = 2 ranks" in text
+    assert "torchrun --nproc-per-node=2" in text
     assert "dp=2" in text
     assert "4 layers" in text
 

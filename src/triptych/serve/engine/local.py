@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from triptych.plan.plan import Plan
 from triptych.runtime.local import local_ranks
-from triptych.serve.engine.offline import Generation, Sampling, generate, require_suitable
+from triptych.serve.engine.offline import Generation, Sampling, generate
 from triptych.serve.engine.source import ModelSource
+from triptych.serve.engine.suitable import require_suitable
 
 
 def generate_locally(

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from triptych.errors import InputError, PlanError, Problem
+from triptych.errors import InputError, Problem
 from triptych.model.model import Model
 from triptych.plan.plan import Plan, Precision
-from triptych.plan.rules import verify
 from triptych.runtime.mesh import Mesh
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.engine.stage import InferenceStage
+from triptych.serve.engine.suitable import require_suitable
 from triptych.serve.engine.text import TextStream
 
 _log = logging.getLogger(__name__)
@@ -204,17 +204,3 @@ def _inference_plan(plan: Plan | None, source: ModelSource, model: Model) -> Pla
         plan = Plan.uniform(model.num_layers, precision=precision)
     require_suitable(plan, model, dist.get_world_size() if dist.is_initialized() else 1)
     return plan.with_(zero=0, sequence_parallel=False, recompute="none", schedule="1f1b")
-
-
-def require_suitable(plan: Plan, model: Model, processes: int) -> None:
-    """Raises PlanError with every reason why a model cannot be run under a plan offline."""
-    problems = verify(plan, model)
-    if plan.dp > 1 or plan.cp > 1 or plan.chunks > 1:
-        what = f"the plan has dp={plan.dp}, cp={plan.cp}, chunks={plan.chunks}"
-        rule = "one prompt at a time is divided by tensor and pipeline degrees only"
-        problems.append(Problem(what, rule, "dp=1, cp=1, chunks=1"))
-    if plan.world_size != processes:
-        what = f"the plan has {plan.world_size} ranks, {processes} were started"
-        problems.append(Problem(what, "as many processes as ranks in the plan"))
-    if problems:
-        raise PlanError(problems)
