@@ -249,6 +249,12 @@ FAMILIES: Mapping[str, Family] = {
 """The families that can be run, by their `model_type`."""
 
 
+def is_norm(name: str) -> bool:
+    """True for the parameters of a norm, whatever their shape (Cohere's have two dimensions)."""
+    module = name.split(".")[-2]
+    return "norm" in module or module.startswith("ln_")
+
+
 def family_of(model_type: str) -> Family:
     """The row of a family. Raises ModelError, which lists those that run, for any other."""
     family = FAMILIES.get(model_type)

@@ -22,7 +22,7 @@ from triptych.plan.ranks import placement, stages_of_rank
 from triptych.runtime.build.slots import collect_slots, fill_initial
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen_norms
-from triptych.runtime.build.zoo import skeleton
+from triptych.runtime.build.zoo import require_no_dropout, skeleton
 from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.mesh import Mesh
@@ -121,7 +121,7 @@ class Engine:
         )
         for stage in stages:
             stage.to_device(mesh.device)
-        fill_initial(slots, seed=seed, std=stages[0].initializer_range)
+        fill_initial(slots, model, seed=seed, std=stages[0].initializer_range)
         return cls(
             plan=plan,
             model=model,
@@ -278,6 +278,7 @@ class Engine:
 
 def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
     causal_lm = skeleton(config)
+    require_no_dropout(causal_lm)
     if plan.precision.parameter == "fp64":
         widen_norms(causal_lm)
     return causal_lm

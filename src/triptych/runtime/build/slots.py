@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from triptych.model.model import Model
-from triptych.plan.layout import Split, holders, local_box, rule_for, stages_of
+from triptych.plan.families import Split, family_of
+from triptych.plan.layout import holders, local_box, rule_for, stages_of
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import stages_of_rank
 from triptych.runtime.build.stage import StageModule
@@ -16,6 +17,7 @@ from triptych.runtime.build.weights import initial_part
 from triptych.runtime.comm import Communicator
 from triptych.runtime.data.buckets import Slot
 from triptych.runtime.mesh import Mesh
+from triptych.runtime.tensor.packed import unpacked_name
 
 
 def collect_slots(
@@ -25,58 +27,71 @@ def collect_slots(
 
     A tied embedding is one slot, wherever in these stages it is used.
     """
-    places: dict[str, list[tuple[nn.Module, str]]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    family = family_of(model.family)
+    places: dict[_Key, list[tuple[nn.Module, str]]] = {}
+    shapes: dict[_Key, tuple[int, ...]] = {}
     for stage in stages:
         for prefix, module in stage.causal_lm.named_modules():
             for attribute, parameter in module.named_parameters(recurse=False):
-                name = f"{prefix}.{attribute}"
-                if name == "lm_head.weight" and model.tied:
-                    name = "model.embed_tokens.weight"
-                places.setdefault(name, []).append((module, attribute))
-                shapes.setdefault(name, tuple(parameter.shape))
-    slots = [_slot(name, shapes[name], places[name], model, plan, mesh) for name in shapes]
+                name, index = unpacked_name(f"{prefix}.{attribute}")
+                name = family.logical_name(name)
+                if name == family.head_name and model.tied:
+                    name = family.embedding_name
+                places.setdefault((name, index), []).append((module, attribute))
+                shapes.setdefault((name, index), tuple(parameter.shape))
+    slots = [_slot(key, shapes[key], places[key], model, plan, mesh) for key in shapes]
     return slots[::-1]
 
 
+_Key = tuple[str, int]
+"""A logical tensor, and which part of it if it is packed."""
+
+
 def _slot(
-    name: str,
+    key: _Key,
     shape: tuple[int, ...],
     places: list[tuple[nn.Module, str]],
     model: Model,
     plan: Plan,
     mesh: Mesh,
 ) -> Slot:
+    name, index = key
     at = mesh.coordinates
-    owner = holders(name, shape, model, plan.tp, at.tp)[0]
+    owner = holders(name, shape, model, plan.tp, at.tp, index)[0]
     users = stages_of(name, plan, model)
     mine = [stage for stage in users if stage in stages_of_rank(plan, at.pp)]
     return Slot(
         name=name,
         shape=shape,
-        box=local_box(name, shape, model, plan.tp, at.tp),
+        box=local_box(name, shape, model, plan.tp, at.tp, index),
         counted=owner == at.tp and users[0] in mine,
-        before=_sum_before(name, model, plan, mesh),
+        before=_sum_before(key, model, plan, mesh),
         stage=mine[0] if len(mine) == 1 else None,
         places=places,
     )
 
 
-def _sum_before(name: str, model: Model, plan: Plan, mesh: Mesh) -> Communicator | None:
+def _sum_before(key: _Key, model: Model, plan: Plan, mesh: Mesh) -> Communicator | None:
     """The communicator over which a gradient is still partial when the backward ends."""
-    rule = rule_for(name)
+    name, index = key
+    rule = rule_for(name, model.family)
+    split = rule.splits[index]
     if len(stages_of(name, plan, model)) > 1 and mesh.tie.size > 1:
         return mesh.tie
-    if rule.split is Split.KV and mesh.copies.size > 1:
+    if split is Split.KV and mesh.copies.size > 1:
         return mesh.copies
     partial = rule.partial or plan.sequence_parallel
-    if rule.split is Split.NONE and partial and mesh.tensor.size > 1:
+    if split is Split.NONE and partial and mesh.tensor.size > 1:
         return mesh.tensor
     return None
 
 
-def fill_initial(slots: Sequence[Slot], *, seed: int, std: float) -> None:
+def fill_initial(slots: Sequence[Slot], model: Model, *, seed: int, std: float) -> None:
     """Draws first weights: the same logical tensors under every plan."""
+    start = family_of(model.family).norm_start
     with torch.no_grad():
         for slot in slots:
-            slot.value.copy_(initial_part(slot.name, slot.shape, slot.box, seed=seed, std=std))
+            values = initial_part(
+                slot.name, slot.shape, slot.box, seed=seed, std=std, norm_start=start
+            )
+            slot.value.copy_(values)

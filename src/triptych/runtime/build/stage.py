@@ -16,19 +16,21 @@ from torch import nn
 from torch.nn import functional
 
 from triptych.model.model import Model
+from triptych.plan.families import Family, family_of
 from triptych.plan.plan import Plan, part
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.recompute import recompute_layer
 from triptych.runtime.tensor.functions import enter_region
 from triptych.runtime.tensor.linear import Deferral, Linear, replace_linears
-from triptych.runtime.tensor.loss import Vocabulary, cross_entropy
+from triptych.runtime.tensor.loss import Bending, Vocabulary, cross_entropy
+from triptych.runtime.tensor.packed import pack
 from triptych.runtime.tensor.shard import set_heads, shard_embedding, shard_layer
 
 
 class PassThrough(nn.Module):
     """Stands for a layer of another stage."""
 
-    def forward(self, hidden: torch.Tensor, **_: Any) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Returns its input."""
         return hidden
 
@@ -38,16 +40,24 @@ class Entry(nn.Module):
 
     received: torch.Tensor
 
-    def forward(self, _: torch.Tensor, **__: Any) -> torch.Tensor:
+    def forward(self, *_: Any, **__: Any) -> torch.Tensor:
         """[B, s, H] as received."""
         return self.received
+
+
+class NoPositions(nn.Module):
+    """Stands for the table of positions, which only the first stage adds."""
+
+    def forward(self, positions_1S: torch.Tensor) -> torch.Tensor:
+        """Zero."""
+        return torch.zeros((), device=positions_1S.device)
 
 
 class StageModule(nn.Module):
     """Layers `start` to `stop` of a model, with the embedding or the head if they are its own.
 
-    `model` is the library's module after cutting and sharding; parameter names stay the logical
-    ones below `model.` and `lm_head`.
+    `causal_lm` is the library's module after cutting and sharding; parameter names stay its own,
+    but for the parts of packed projections.
     """
 
     def __init__(
@@ -65,32 +75,39 @@ class StageModule(nn.Module):
         self.is_first = stage.start == 0
         self.is_last = stage.stop == model.num_layers
         self.causal_lm = causal_lm
+        self._family = family_of(model.family)
+        self._trunk = causal_lm.get_submodule(self._family.trunk)
+        self._bending = _bending(self._family, causal_lm.config)
         self._hidden = model.hidden
         self._recompute = plan.recompute
         self._tensor = mesh.tensor
         self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
         start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
         self._vocabulary = Vocabulary(start, stop, mesh.tensor)
-        self._entry = cut(causal_lm, stage.start, stage.stop, model.num_layers)
+        self._entry = cut(causal_lm, self._family, stage.start, stage.stop, model.num_layers)
         self._shard(model, range(stage.start, stage.stop), deferral)
 
     def _shard(self, model: Model, layers: range, deferral: Deferral) -> None:
-        base = self.causal_lm.get_submodule("model")
+        family = self._family
         if self.is_first:
-            shard_embedding(base, model, self._tensor, self._sequence_parallel)
+            shard_embedding(self._trunk, model, self._tensor, self._sequence_parallel)
         if self.is_last:
             replace_linears(self.causal_lm, deferral, recurse=False)
-        for layer in (base.get_submodule(f"layers.{index}") for index in layers):
+        for index in layers:
+            layer = self._trunk.get_submodule(f"{family.layers}.{index}")
+            if self._tensor.size > 1:
+                pack(layer, family)
             replace_linears(layer, deferral)
             if self._tensor.size > 1:
-                shard_layer(layer, self._tensor, self._sequence_parallel)
+                shard_layer(layer, family, self._tensor, self._sequence_parallel)
                 set_heads(layer, model, self._tensor)
             if self._recompute == "full":
                 recompute_layer(layer)
 
     def to_device(self, device: torch.device) -> None:
         """Moves the rotary frequencies; parameters are allocated where they belong."""
-        self.causal_lm.get_submodule("model.rotary_emb").to(device)
+        if self._family.rotary is not None:
+            self._trunk.get_submodule(self._family.rotary).to(device)
 
     @property
     def initializer_range(self) -> float:
@@ -114,19 +131,22 @@ class StageModule(nn.Module):
 
         On the last stage they are normalised. `cache` is the library's key/value cache.
         """
-        batch, length = ids_BS.shape
+        length = ids_BS.shape[1]
         past = cache.get_seq_length() if cache is not None else 0
         positions = torch.arange(past, past + length, device=ids_BS.device)[None]
         if received_BsH is None:
-            source = {"input_ids": ids_BS}
+            embedded_BsH = self._trunk.get_submodule(self._family.embedding)(ids_BS)
         else:
             assert self._entry is not None
             self._entry.received = received_BsH
             # Only its shape, type and device are looked at: it occupies one element.
-            ghost = received_BsH.new_zeros(1, 1, 1).expand(batch, length, self._hidden)
-            source = {"inputs_embeds": ghost}
-        base = self.causal_lm.get_submodule("model")
-        output = base(**source, position_ids=positions, cache=cache, use_cache=cache is not None)
+            embedded_BsH = received_BsH.new_zeros(1, 1, 1).expand(received_BsH.shape)
+        output = self._trunk(
+            inputs_embeds=embedded_BsH,
+            position_ids=positions,
+            cache=cache,
+            use_cache=cache is not None,
+        )
         hidden: torch.Tensor = output.last_hidden_state
         return hidden
 
@@ -142,18 +162,32 @@ class StageModule(nn.Module):
             self._vocabulary,
             scale,
             self.head.sink,
+            self._bending,
         )
 
     def local_logits(self, hidden_BsH: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the logits [B, S, v]."""
         hidden = enter_region(hidden_BsH, self._tensor, self._sequence_parallel)
-        return functional.linear(hidden, self.head.weight)
+        logits = functional.linear(hidden, self.head.weight)
+        self._bending.bend(logits)
+        return logits
 
 
-def cut(causal_lm: nn.Module, start: int, stop: int, num_layers: int) -> Entry | None:
+def _bending(family: Family, config: Any) -> Bending:
+    """What the family does to its logits, by the words of its configuration."""
+    factor, divisor, softcap = (
+        getattr(config, name) if name is not None else None
+        for name in (family.logit_factor, family.logit_divisor, family.logit_softcap)
+    )
+    return Bending(factor=float(factor or 1.0) / float(divisor or 1.0), softcap=softcap)
+
+
+def cut(
+    causal_lm: nn.Module, family: Family, start: int, stop: int, num_layers: int
+) -> Entry | None:
     """Removes what other stages own, in place; returns where received hidden states enter."""
-    base = causal_lm.get_submodule("model")
-    layers = base.get_submodule("layers")
+    trunk = causal_lm.get_submodule(family.trunk)
+    layers = trunk.get_submodule(family.layers)
     assert isinstance(layers, nn.ModuleList)
     for index in range(num_layers):
         if not start <= index < stop:
@@ -161,8 +195,10 @@ def cut(causal_lm: nn.Module, start: int, stop: int, num_layers: int) -> Entry |
     entry = Entry() if start > 0 else None
     if entry is not None:
         layers[start - 1] = entry
-        base.add_module("embed_tokens", nn.Identity())
+        trunk.add_module(family.embedding, nn.Identity())
+        if family.positions is not None:
+            trunk.add_module(family.positions, NoPositions())
     if stop < num_layers:
-        base.add_module("norm", nn.Identity())
+        trunk.add_module(family.norm, nn.Identity())
         causal_lm.add_module("lm_head", nn.Identity())
     return entry

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from triptych.plan.families import is_norm
 from triptych.plan.layout import Box, box_elements, box_shape
 from triptych.runtime.comm import Communicator, Pending
 from triptych.runtime.tensor.linear import Linear
@@ -58,7 +59,7 @@ class Slot:
     @property
     def decays(self) -> bool:
         """True for matrices: norms and biases have no weight decay."""
-        return len(self.shape) > 1
+        return len(self.shape) > 1 and not is_norm(self.name)
 
     @property
     def is_late(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 
 class Sink(Protocol):
@@ -59,10 +60,17 @@ class Deferral:
 
 
 class Linear(nn.Module):
-    """y = x W^T + b like `torch.nn.Linear`, with its gradient sink and deferral."""
+    """y = x W^T + b like `torch.nn.Linear`, with its gradient sink and deferral.
 
-    def __init__(self, linear: nn.Linear | Linear, deferral: Deferral) -> None:
+    A `transposed` one stores its weight as [K, N] (GPT-2).
+    """
+
+    def __init__(self, linear: nn.Linear | Conv1D | Linear, deferral: Deferral) -> None:
         super().__init__()
+        self.transposed: bool
+        self.transposed = (
+            linear.transposed if isinstance(linear, Linear) else isinstance(linear, Conv1D)
+        )
         self.weight: torch.Tensor = linear.weight
         self.bias: torch.Tensor | None = linear.bias
         self.deferral = deferral
@@ -77,7 +85,7 @@ class Linear(nn.Module):
 def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """x W^T of a linear, without its bias; [..., K] to [..., N]."""
     if linear.sink is None or not torch.is_grad_enabled():
-        return functional.linear(x, linear.weight)
+        return _apply(x, linear.weight, linear.transposed)
     y: torch.Tensor = _Product.apply(x, linear.weight, linear)  # type: ignore[no-untyped-call]
     return y
 
@@ -87,22 +95,28 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, linear: Linear) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.linear = linear
-        return functional.linear(x, weight)
+        return _apply(x, weight, linear.transposed)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
         (x,) = ctx.saved_tensors
         linear: Linear = ctx.linear
         grad = grads[0]
-        grad_x = grad @ linear.weight if ctx.needs_input_grad[0] else None
+        weight_NK = linear.weight.T if linear.transposed else linear.weight
+        grad_x = grad @ weight_NK if ctx.needs_input_grad[0] else None
         assert linear.sink is not None
-        linear.deferral.take(linear.sink, grad.flatten(0, -2), x.flatten(0, -2))
+        factors = grad.flatten(0, -2), x.flatten(0, -2)
+        linear.deferral.take(linear.sink, *(factors[::-1] if linear.transposed else factors))
         return grad_x, None, None
 
 
+def _apply(x: torch.Tensor, weight: torch.Tensor, transposed: bool) -> torch.Tensor:
+    return x @ weight if transposed else functional.linear(x, weight)
+
+
 def replace_linears(layer: nn.Module, deferral: Deferral, recurse: bool = True) -> None:
-    """Puts ours in the place of every `torch.nn.Linear` of a module, keeping parameters."""
+    """Puts ours in the place of every linear of the library in a module, keeping parameters."""
     for module in list(layer.modules()) if recurse else [layer]:
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear:
+            if type(child) is nn.Linear or type(child) is Conv1D:
                 module.add_module(name, Linear(child, deferral))

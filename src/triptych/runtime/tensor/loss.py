@@ -28,6 +28,27 @@ class Vocabulary(NamedTuple):
     comm: Communicator
 
 
+class Bending(NamedTuple):
+    """What a family does to its logits: c x tanh(factor x logits / c), c being `softcap`."""
+
+    factor: float = 1.0
+    softcap: float | None = None
+
+    def bend(self, logits: torch.Tensor) -> torch.Tensor | None:
+        """Bends in place; the slope by factor x logits, None if it is 1 everywhere."""
+        if self.factor != 1.0:
+            logits.mul_(self.factor)
+        if self.softcap is None:
+            return None
+        logits.div_(self.softcap).tanh_()
+        slope = 1.0 - logits.square()
+        logits.mul_(self.softcap)
+        return slope
+
+
+PLAIN = Bending()
+
+
 def cross_entropy(
     hidden_TH: torch.Tensor,
     weight_vH: torch.Tensor,
@@ -35,6 +56,7 @@ def cross_entropy(
     vocabulary: Vocabulary,
     scale: float | torch.Tensor = 1.0,
     sink: Sink | None = None,
+    bending: Bending = PLAIN,
 ) -> torch.Tensor:
     """The sum over tokens of scale x cross-entropy, as a scalar; labels of -100 do not count.
 
@@ -44,7 +66,7 @@ def cross_entropy(
     The gradient of `hidden_TH` covers this rank's rows only: sum it over the ranks (as
     `enter_region` does). Cost: 3 T fp32 all-reduced over the vocabulary's ranks.
     """
-    options = _Options(vocabulary, scale, sink, wanted=torch.is_grad_enabled())
+    options = _Options(vocabulary, scale, sink, torch.is_grad_enabled(), bending)
     loss: torch.Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden_TH, weight_vH, labels_T, options
     )
@@ -56,6 +78,7 @@ class _Options(NamedTuple):
     scale: float | torch.Tensor
     sink: Sink | None
     wanted: bool  # are gradients
+    bending: Bending
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -67,7 +90,7 @@ class _CrossEntropy(torch.autograd.Function):
         labels_T: torch.Tensor,
         options: _Options,
     ) -> torch.Tensor:
-        vocabulary, scale, sink, wanted = options
+        vocabulary, scale, sink, wanted, bending = options
         ctx.sink = sink
         wide = torch.promote_types(hidden_TH.dtype, torch.float32)
         loss = torch.zeros((), dtype=wide, device=hidden_TH.device)
@@ -75,12 +98,16 @@ class _CrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight_vH) if wanted and sink is None else None
         for start in range(0, len(labels_T), CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
-            logits = hidden_TH[rows] @ weight_vH.T
-            losses, gradient = _softmax_loss(logits.to(wide), labels_T[rows], vocabulary)
+            logits = (hidden_TH[rows] @ weight_vH.T).to(wide)
+            slope = bending.bend(logits)
+            losses, gradient = _softmax_loss(logits, labels_T[rows], vocabulary)
             loss += losses.sum()
             if grad_hidden is None:
                 continue
-            gradient = gradient.mul_(scale).to(logits.dtype)
+            gradient.mul_(scale * bending.factor)
+            if slope is not None:
+                gradient.mul_(slope)
+            gradient = gradient.to(hidden_TH.dtype)
             torch.mm(gradient, weight_vH, out=grad_hidden[rows])
             if grad_weight is not None:
                 grad_weight.addmm_(gradient.T, hidden_TH[rows])

@@ -6,6 +6,7 @@ input is gathered (or copied) once for all column-parallel linears, its output r
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -13,14 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from triptych.model.model import Model
+from triptych.plan.families import Family, family_of
 from triptych.plan.layout import kv_head_range, query_head_range
 from triptych.plan.plan import part
 from triptych.runtime.comm import Communicator
 from triptych.runtime.tensor.functions import enter_region, leave_region
 from triptych.runtime.tensor.linear import Linear, product
-
-REGIONS = {"self_attn": "o_proj", "mlp": "down_proj"}
-"""Region -> its row-parallel linear, in the layers of the allow-listed families."""
+from triptych.runtime.tensor.norms import split_head_norms
 
 
 class RowParallelLinear(Linear):
@@ -40,7 +40,8 @@ class RowParallelLinear(Linear):
 class VocabularyParallelEmbedding(nn.Module):
     """Looks up this rank's rows, zero elsewhere, and sums over the ranks.
 
-    Every row learns, the padding token's too: padding is known by length, not by id.
+    Every row learns, the padding token's too: padding is known by length, not by id. `scale`
+    multiplies what is found, rounded to the weight's type as the library does.
     """
 
     def __init__(
@@ -49,15 +50,23 @@ class VocabularyParallelEmbedding(nn.Module):
         rows: tuple[int, int],
         comm: Communicator,
         sequence_parallel: bool,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         self.weight = embedding.weight
+        self._scale = scale
         self._rows = rows
         self._comm = comm
         self._sequence_parallel = sequence_parallel
 
     def forward(self, ids_BS: torch.Tensor) -> torch.Tensor:
         """Token ids to [B, S or s, H]."""
+        found = self._look_up(ids_BS)
+        if self._scale is None:
+            return found
+        return found * torch.tensor(self._scale).to(found.dtype)
+
+    def _look_up(self, ids_BS: torch.Tensor) -> torch.Tensor:
         if self._comm.size == 1:
             return functional.embedding(ids_BS, self.weight)
         start, stop = self._rows
@@ -68,7 +77,23 @@ class VocabularyParallelEmbedding(nn.Module):
         return leave_region(found, self._comm, self._sequence_parallel)
 
 
-def shard_layer(layer: nn.Module, comm: Communicator, sequence_parallel: bool) -> None:
+class PositionTable(nn.Module):
+    """Looks up learned positions: those of this rank's part of the sequence."""
+
+    def __init__(self, table: nn.Embedding, num_parts: int, part_index: int) -> None:
+        super().__init__()
+        self.weight = table.weight
+        self._num_parts, self._part_index = num_parts, part_index
+
+    def forward(self, positions_1S: torch.Tensor) -> torch.Tensor:
+        """Positions of the whole sequence to [1, s, H]."""
+        local_1s = positions_1S.chunk(self._num_parts, dim=1)[self._part_index]
+        return functional.embedding(local_1s, self.weight)
+
+
+def shard_layer(
+    layer: nn.Module, family: Family, comm: Communicator, sequence_parallel: bool
+) -> None:
     """Gives one decoder layer its region entries and exits. Parameters are cut elsewhere."""
 
     def entry(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -77,7 +102,7 @@ def shard_layer(layer: nn.Module, comm: Communicator, sequence_parallel: bool) -
         hidden = enter_region(kwargs["hidden_states"], comm, sequence_parallel)
         return args, {**kwargs, "hidden_states": hidden}
 
-    for name, row in REGIONS.items():
+    for name, row in family.regions.items():
         region = layer.get_submodule(name)
         region.register_forward_pre_hook(entry, with_kwargs=True)
         linear = region.get_submodule(row)
@@ -86,22 +111,38 @@ def shard_layer(layer: nn.Module, comm: Communicator, sequence_parallel: bool) -
 
 
 def shard_embedding(
-    base: nn.Module, model: Model, comm: Communicator, sequence_parallel: bool
+    trunk: nn.Module, model: Model, comm: Communicator, sequence_parallel: bool
 ) -> None:
-    """Replaces the input embedding of a first stage."""
-    embedding = base.get_submodule("embed_tokens")
+    """Replaces the input embedding of a first stage, and its table of positions."""
+    family = family_of(model.family)
+    embedding = trunk.get_submodule(family.embedding)
     assert isinstance(embedding, nn.Embedding)
+    scale: Any = embedding.scalar_embed_scale if family.scaled_embedding else None
     rows = part(model.vocab, comm.size, comm.index)
-    base.add_module(
-        "embed_tokens",
-        VocabularyParallelEmbedding(embedding, rows, comm, sequence_parallel),
+    trunk.add_module(
+        family.embedding,
+        VocabularyParallelEmbedding(embedding, rows, comm, sequence_parallel, scale),
     )
+    if family.positions is not None and sequence_parallel:
+        table = trunk.get_submodule(family.positions)
+        assert isinstance(table, nn.Embedding)
+        trunk.add_module(family.positions, PositionTable(table, comm.size, comm.index))
 
 
 def set_heads(layer: nn.Module, model: Model, comm: Communicator) -> None:
-    """Sets the number of query heads that share a KV head on this rank."""
-    attention = model.blocks[0].attention
-    kv = kv_head_range(attention, comm.size, comm.index)
-    query = query_head_range(attention, comm.size, comm.index)
-    groups = (query[1] - query[0]) // (kv[1] - kv[0])
-    setattr(layer.get_submodule("self_attn"), "num_key_value_groups", groups)  # noqa: B010
+    """Tells an attention module of the library about this rank's heads, in each family's words."""
+    family, attention = family_of(model.family), model.blocks[0].attention
+    kv = _count(kv_head_range(attention, comm.size, comm.index))
+    query = _count(query_head_range(attention, comm.size, comm.index))
+    module: Any = layer.get_submodule(family.attention)
+    module.config = copy.copy(module.config)  # the library's one config serves all modules
+    module.config.num_attention_heads = query
+    module.num_key_value_heads = kv
+    module.num_key_value_groups = query // kv
+    module.split_size = query * attention.head_dim
+    if family.wide_head_norm:
+        split_head_norms(module, attention, comm)
+
+
+def _count(held: tuple[int, int]) -> int:
+    return held[1] - held[0]
