@@ -6,19 +6,16 @@ cd "$(dirname "$0")/.."
 
 step() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 run() { printf '\033[36m$ %s\033[0m\n' "$*"; "$@"; }
-shell() { printf '\033[36m$ %s\033[0m\n' "$1"; eval "$1"; }
 
-step "1. Text: the Python standard library's own sources; modules that begin with t are held out"
-stdlib=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
-shell "rm -rf demo-run && mkdir -p demo-run/text/train demo-run/text/held-out"
-shell "cp $stdlib/*.py demo-run/text/train"
-shell "mv demo-run/text/train/t*.py demo-run/text/held-out"
+step "1. Text: the Python standard library's own sources, every twentieth file held out"
+run rm -rf demo-run
+run python examples/demo/text.py demo-run/text
 
 step "2. A byte-level BPE tokenizer on that text"
 run triptych tokenizer demo-run/text/train --vocab-size 4096 --out demo-run/tokenizer
 
 step "3. How should a small Llama be split over this machine?"
-run triptych plan examples/demo/config.json --cluster local --seq 256 --batch 8 \
+run triptych plan examples/demo/config.json --cluster local --seq 256 --batch 2 \
   --out demo-run/plan.toml
 
 step "4. Train it under that plan"
@@ -30,7 +27,7 @@ if [ "$gpus" -gt 0 ] && [ "$gpus" -lt 4 ]; then
   echo "(this machine has $gpus GPUs: 4 ranks run on its CPUs)"
   export CUDA_VISIBLE_DEVICES=
 fi
-run triptych train examples/demo/job.toml --plan tp=2,pp=2,sp=1,microbatch=2 --set train.steps=480
+run triptych train examples/demo/job.toml --plan tp=2,pp=2,sp=1,microbatch=1 --set train.steps=2600
 
 step "6. Export a Hugging Face directory; stock transformers loads it"
 run triptych export demo-run/run demo-run/hf
