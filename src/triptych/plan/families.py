@@ -39,11 +39,6 @@ class Rule:
     dim: int = 0
     partial: bool = False
 
-    @property
-    def split(self) -> Split:
-        """The split of the first part."""
-        return self.splits[0]
-
 
 Rules = Mapping[str, Rule]
 """Rules by tensor name, below the layer for a layer's tensors, else below the trunk."""

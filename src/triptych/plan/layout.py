@@ -32,7 +32,7 @@ def layer_of(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def rule_for(name: str, model_type: str = "llama") -> Rule:
+def rule_for(name: str, model_type: str) -> Rule:
     """How a tensor of a family is split. Raises ModelError for an unknown name: never guess."""
     family = family_of(model_type)
     if name in (family.embedding_name, family.head_name):

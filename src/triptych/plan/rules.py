@@ -12,6 +12,7 @@ from triptych.cluster.cluster import Cluster
 from triptych.errors import PlanError, Problem
 from triptych.model.model import Attention, Model
 from triptych.plan.batch import batch_problem
+from triptych.plan.families import FAMILIES
 from triptych.plan.fields import DTYPES, PRECISION, RANK_ORDER, SETTINGS, value_problem
 from triptych.plan.nearby import (
     Asked,
@@ -33,7 +34,7 @@ __all__ = [
     "verify",
 ]
 
-RUNNABLE_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+RUNNABLE_FAMILIES = tuple(FAMILIES)
 RUNNABLE_SCHEDULES = ("gpipe", "1f1b")
 RUNNABLE_DTYPES = ("fp64", "fp32", "bf16")
 LOOPED_SCHEDULES = ("interleaved", "breadth-first")

@@ -218,4 +218,4 @@ def test_the_layer_of_a_name_is_its_number_and_ends_have_none() -> None:
 
 def test_a_parameter_outside_the_table_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"self_attn.rotary"):
-        rule_for("model.layers.0.self_attn.rotary.weight")
+        rule_for("model.layers.0.self_attn.rotary.weight", "llama")
