@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from family_samples import UNEVEN, family_config
 from layouts import Run, batch_of, make_engine, merge, split, tiny_config
 from ranks import run_ranks
 
@@ -109,3 +110,8 @@ def test_a_tied_model_in_mixed_precision_goes_on_under_another_plan(
     tmp_path: Path, old: str, new: str
 ) -> None:
     compare(old, [new], Precision.mixed(), tiny_config(tie_word_embeddings=True), tmp_path)
+
+
+@pytest.mark.parametrize("family", [name for name in UNEVEN if name not in ("llama", "qwen3")])
+def test_every_family_goes_on_under_another_plan(tmp_path: Path, family: str) -> None:
+    compare("tp2-pp2", ["tp2-sp-dp2-zero"], Precision(), family_config(family), tmp_path)

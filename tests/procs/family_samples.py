@@ -1,0 +1,152 @@
+"""Tiny configurations of every family, with each setting that changes what is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from layouts import tiny_config
+from transformers import (  # noqa: F401  (lazy modules: loaded once here, not once a rank)
+    CohereForCausalLM,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Glm4ForCausalLM,
+    GPT2LMHeadModel,
+    GPTNeoXForCausalLM,
+    GraniteForCausalLM,
+    Olmo2ForCausalLM,
+    Phi3ForCausalLM,
+    SmolLM3ForCausalLM,
+    Starcoder2ForCausalLM,
+)
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama tied": {"tie_word_embeddings": True},
+    "llama biases": {"attention_bias": True, "mlp_bias": True},
+    "llama head size": {"head_dim": 24},
+    "llama MHA": {"num_key_value_heads": 8},
+    "llama rope llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "mistral window": {"model_type": "mistral", "sliding_window": 8},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2 window": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 2,
+    },
+    "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+}
+SMALL = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
+MHA = {**SMALL, "num_key_value_heads": None}
+WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+GPT2 = {
+    **MHA,
+    "model_type": "gpt2",
+    "n_inner": 160,
+    "tie_word_embeddings": True,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 0.3,
+}
+FAMILIES |= {
+    "gemma2": {
+        **SMALL,
+        **WINDOWS,
+        "model_type": "gemma2",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 12,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 2.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma2 untied": {**SMALL, "model_type": "gemma2", "head_dim": 16},
+    "gemma3_text": {
+        **SMALL,
+        **WINDOWS,
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+    },
+    "gpt_neox": {**MHA, "model_type": "gpt_neox"},
+    "gpt_neox in turn": {
+        **MHA,
+        "model_type": "gpt_neox",
+        "use_parallel_residual": False,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+    },
+    "gpt2": GPT2,
+    "gpt2 by layer": {
+        **GPT2,
+        "tie_word_embeddings": False,
+        "scale_attn_by_inverse_layer_idx": True,
+    },
+    "phi3": {**SMALL, "model_type": "phi3"},
+    "phi3 window": {
+        **SMALL,
+        "model_type": "phi3",
+        "sliding_window": 8,
+        "tie_word_embeddings": True,
+    },
+    "olmo2": {**SMALL, "model_type": "olmo2"},
+    "granite": {**SMALL, **GRANITE, "model_type": "granite", "tie_word_embeddings": True},
+    "glm4": {**SMALL, "model_type": "glm4", "head_dim": 16},
+    "smollm3": {
+        **SMALL,
+        "model_type": "smollm3",
+        "no_rope_layers": [1, 0, 1, 0],
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "tie_word_embeddings": True,
+    },
+    "starcoder2": {
+        **SMALL,
+        "model_type": "starcoder2",
+        "sliding_window": 8,
+        "tie_word_embeddings": True,
+    },
+    "cohere": {**SMALL, "model_type": "cohere", "logit_scale": 3.0, "tie_word_embeddings": True},
+    "cohere norms": {**SMALL, "model_type": "cohere", "use_qk_norm": True},
+}
+MHA_FAMILIES = ("gpt_neox", "gpt2")
+GROUPED_FAMILIES = (
+    "llama",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "olmo2",
+    "granite",
+    "glm4",
+    "smollm3",
+    "starcoder2",
+    "cohere norms",
+)
+UNEVEN: dict[str, dict[str, Any]] = {
+    **{name: {"hidden_size": 48, "num_attention_heads": 3} for name in MHA_FAMILIES},
+    **{
+        name: {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+        for name in GROUPED_FAMILIES
+    },
+}
+
+
+def family_config(case: str, uneven: bool = False) -> dict[str, Any]:
+    """The config of a case, with 6 or 3 query heads and 3 KV heads if `uneven`."""
+    return tiny_config(**FAMILIES[case] | (UNEVEN[case] if uneven else {}))
