@@ -1,0 +1,33 @@
+"""Offline generation of every family: the tokens of the stock library, one rank and several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from family_samples import UNEVEN, family_config
+from layouts import STRICT
+from ranks import run_ranks
+from serve_samples import PROMPTS, byte_tokenizer, save_model, stock_greedy
+
+from triptych.plan.plan import Plan
+from triptych.serve.engine.offline import generate
+
+KNOWN = byte_tokenizer().get_vocab_size()
+COUNT = 10
+
+
+def _tokens(folder: Path, plan: Plan | None) -> tuple[int, ...]:
+    (answer,) = generate(folder, PROMPTS[:1], plan, COUNT, strict=STRICT)
+    return answer.token_ids
+
+
+@pytest.mark.parametrize("family", [name for name in UNEVEN if name not in ("llama", "qwen3")])
+def test_every_family_gives_the_tokens_of_the_stock_library(tmp_path: Path, family: str) -> None:
+    config = family_config(family, uneven=True) | {"eos_token_id": None, "bos_token_id": None}
+    model = save_model(tmp_path, config)
+    prompt = byte_tokenizer().encode(PROMPTS[0]).ids
+    expected = tuple(stock_greedy(model, prompt, COUNT, KNOWN))
+    assert _tokens(tmp_path, None) == expected
+    plan = Plan.uniform(4, tp=2, pp=2)
+    assert run_ranks(plan.world_size, _tokens, tmp_path, plan) == [expected] * 4
