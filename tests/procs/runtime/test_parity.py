@@ -24,7 +24,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one process": {},
     "TP2+SP": {"tp": 2, "sequence_parallel": True},
     "PP2": {"pp": 2},
-    "PP2 TP2": {"pp": 2, "tp": 2},
+    "PP2 TP2 recomputed": {"pp": 2, "tp": 2, "recompute": "full"},
 }
 
 
