@@ -21,6 +21,17 @@ class Storage(NamedTuple):
     bucket_bytes: int
     prefetch: int
     is_offloaded: bool
+    accumulation: str
+
+    @property
+    def reduces_each(self) -> bool:
+        """True if gradients are reduce-scattered in each micro-batch (`Plan.reduces_each`)."""
+        return self.zero >= 2 and self.accumulation != "reduce_last"
+
+    @property
+    def divisor(self) -> int:
+        """Over how many ranks the optimizer state of a dense parameter is divided."""
+        return self.shards if self.zero else 1
 
     @classmethod
     def of(cls, plan: Plan, stage_index: int = 0) -> Storage:
@@ -40,4 +51,5 @@ class Storage(NamedTuple):
             bucket_bytes=plan.bucket_bytes,
             prefetch=plan.prefetch,
             is_offloaded=plan.offload == "optimizer",
+            accumulation=plan.accumulation,
         )

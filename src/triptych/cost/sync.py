@@ -68,7 +68,7 @@ def step_tail(
     hidden_s = 0.0 if is_cpu else OVERLAP * last_backward_s
     return Tail(
         reduce_s=_exposed_reduce_s(held, storage, axes, hidden_s, reduction_bytes),
-        other_s=_late_sums_s(held, axes, sequence_parallel, reduction_bytes),
+        other_s=_late_sums_s(held, axes, sequence_parallel, reduction_bytes / storage.divisor),
         optimizer_s=owned * update / memory_bytes_per_s,
         gather_s=_gather_s(held, storage, axes),
     )

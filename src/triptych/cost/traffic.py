@@ -83,15 +83,16 @@ def step_traffic(
     sequence_parallel: bool,
     num_microbatches: int,
 ) -> Traffic:
-    """Bytes of what happens once a step: gradients, parameters, late sums."""
+    """Bytes of what happens once a step: gradients, parameters, late sums (of shards)."""
     reduction_bytes = storage.reduction_bytes
-    late = all_reduce_bytes(tensor, late_elements(held, sequence_parallel) * reduction_bytes)
-    late += all_reduce_bytes(copies, held.copied * reduction_bytes)
+    late_bytes = reduction_bytes / storage.divisor
+    late = all_reduce_bytes(tensor, late_elements(held, sequence_parallel) * late_bytes)
+    late += all_reduce_bytes(copies, held.copied * late_bytes)
     reduced = gather_bytes(data, held.dense) + gather_bytes(expert_data, held.expert)
     return Traffic(
         tensor=late,
         data=reduced * _bytes_per_element(storage, reduction_bytes, num_microbatches),
-        tie=all_reduce_bytes(2, held.tied * reduction_bytes),
+        tie=all_reduce_bytes(2, held.tied * late_bytes),
     )
 
 

@@ -53,7 +53,7 @@ RANK_ORDER = "tp-cp-ep-dp-pp"
 SETTINGS: dict[str, Field] = {
     "zero": Field(int, maximum=3),
     "hybrid_shard": Field(int),
-    "accumulation": Field(str, values=("reduce_last", "reduce_each")),
+    "accumulation": Field(str, values=("auto", "reduce_last", "reduce_each")),
     "bucket_bytes": _COUNT,
     "prefetch": Field(int),
     "schedule": Field(str, values=SCHEDULES),

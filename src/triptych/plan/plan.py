@@ -69,7 +69,7 @@ class Plan:
     version: int = VERSION
     zero: int = 0
     hybrid_shard: int = 0  # ranks that share one ZeRO shard set; 0: the whole data axis
-    accumulation: str = "reduce_last"
+    accumulation: str = "auto"  # reduce_each or reduce_last: see `reduces_each`
     bucket_bytes: int = 32 * 1024 * 1024
     prefetch: int = 1
     schedule: str = "1f1b"
@@ -147,6 +147,22 @@ class Plan:
     def num_layers(self) -> int:
         """Layers that the stages hold together."""
         return sum(stage.num_layers for stage in self.stages)
+
+    @property
+    def shards(self) -> int:
+        """Data ranks that divide one copy of the model's state among them: 1 without ZeRO."""
+        return (self.hybrid_shard or self.dp) if self.zero else 1
+
+    @property
+    def reduces_each(self) -> bool:
+        """True if gradients are reduce-scattered in the backward of each micro-batch.
+
+        `reduce_each` keeps gradients divided at all times, for a message per micro-batch: ZeRO-2's
+        and 3's memory, hence what `auto` means there. `reduce_last` keeps whole gradients until
+        the last micro-batch, for one message a step: all that ZeRO-0 and 1 know, since theirs are
+        whole anyway (domain.md section 2).
+        """
+        return self.zero >= 2 and self.accumulation != "reduce_last"
 
     def num_microbatches(self, global_batch: int) -> int:
         """Micro-batches a step of each pipeline; legality says when this divides."""

@@ -37,6 +37,7 @@ __all__ = [
 RUNNABLE_FAMILIES = tuple(FAMILIES)
 RUNNABLE_SCHEDULES = ("gpipe", "1f1b")
 RUNNABLE_DTYPES = ("fp64", "fp32", "bf16")
+RUNNABLE_OFFLOADS = ("none", "optimizer")
 LOOPED_SCHEDULES = ("interleaved", "breadth-first")
 
 
@@ -88,6 +89,12 @@ def _settings(plan: Plan) -> Iterator[Problem]:
             f"hybrid_shard={plan.hybrid_shard} with dp={plan.dp}",
             "the ranks that share one ZeRO shard set divide the data axis",
             "hybrid_shard in " + _list([0, *divisors(plan.dp)]),
+        )
+    if plan.accumulation == "reduce_each" and plan.zero in (0, 1):
+        yield Problem(
+            f"accumulation=reduce_each with zero={plan.zero}",
+            "only ZeRO-2 and 3 divide gradients, so only they can reduce each micro-batch's",
+            "accumulation=auto, or zero=2 or 3",
         )
 
 
@@ -334,13 +341,10 @@ def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
     plain = (
         (plan.cp > 1, f"context parallelism (cp={plan.cp})"),
         (plan.ep > 1, f"expert parallelism (ep={plan.ep})"),
-        (plan.zero > 1, f"ZeRO stage {plan.zero}"),
-        (plan.hybrid_shard > 0, f"hybrid sharding (hybrid_shard={plan.hybrid_shard})"),
-        (plan.accumulation != "reduce_last", f"accumulation={plan.accumulation}"),
         (plan.chunks > 1, f"several chunks a rank (chunks={plan.chunks})"),
         (plan.schedule not in RUNNABLE_SCHEDULES, f"schedule {plan.schedule}"),
         (plan.recompute == "selective", "selective recomputation (recompute=selective)"),
-        (plan.offload != "none", f"offload={plan.offload}"),
+        (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),
         (plan.compile, "compilation (compile=true)"),
         (plan.rank_order != RANK_ORDER, f"rank order {plan.rank_order}"),

@@ -2,7 +2,8 @@
 
 The life of a step: count trained tokens over the data axis (the loss is their mean over the global
 batch, whatever the layout); run the pipeline program, buckets reducing behind the last backward;
-end the reductions; gradient norm; clipped update; gather of updated values under ZeRO-1.
+end the reductions; gradient norm; clipped update; gather of updated values under ZeRO-1 and 2
+(under ZeRO-3 when they are used).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from triptych.runtime.build.wide import widen_norms
 from triptych.runtime.build.zoo import require_no_dropout, skeleton
 from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
+from triptych.runtime.data.pieces import weight_shards
+from triptych.runtime.data.sharding import Sharding
+from triptych.runtime.data.units import Residence, units_of
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
@@ -112,8 +116,8 @@ class Engine:
         slots = collect_slots(stages, model, plan, mesh)
         buckets = GradientBuckets(
             slots,
-            data=mesh.data,
-            zero=plan.zero,
+            Sharding.of(plan, mesh),
+            units_of(stages, plan, model),
             bucket_bytes=plan.bucket_bytes,
             values=torch_dtype(plan.precision.parameter),
             gradients=torch_dtype(plan.precision.gradient),
@@ -121,7 +125,12 @@ class Engine:
         )
         for stage in stages:
             stage.to_device(mesh.device)
-        fill_initial(slots, model, seed=seed, std=stages[0].initializer_range)
+        for bucket in buckets.buckets:
+            with bucket.filling():
+                std = stages[0].initializer_range
+                fill_initial(bucket.slots, model, seed=seed, std=std)
+        if buckets.sharding.divides_values:
+            Residence(buckets, plan, model).attach(stages)
         return cls(
             plan=plan,
             model=model,
@@ -143,7 +152,7 @@ class Engine:
         self._recorder.begin()
         loss, tokens = self.gradients(microbatches)
         with self._recorder.span("optimizer"):
-            squared = self.optimizer.squared_norm(self.mesh.coordinates.dp)
+            squared = self.optimizer.squared_norm()
             scalars = self.mesh.world.all_reduce(torch.stack((loss, squared)))
             self.optimizer.step(learning_rate, scalars[1].sqrt())
         return StepResult(scalars, tokens, self._times(), self._bytes())
@@ -174,6 +183,7 @@ class Engine:
         """
         tokens = self._count_tokens(microbatches)
         prepared = [self._prepare(microbatch) for microbatch in microbatches]
+        prepared += self._idle(len(prepared))
         self._set_training(False)
         loss = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         if prepared:
@@ -191,6 +201,14 @@ class Engine:
             ids = torch.nn.functional.pad(ids, (0, short), value=0)
             labels = torch.nn.functional.pad(labels, (0, short), value=IGNORED)
         return MicroBatch(ids, labels)
+
+    def _idle(self, count: int) -> list[MicroBatch]:
+        """Empty micro-batches for a replica with fewer than others, if all must gather together."""
+        if not self.buckets.sharding.divides_values:
+            return []
+        most = int(self.mesh.shard.all_reduce(torch.tensor([count]), maximum=True))
+        ids = torch.zeros(1, self._split, dtype=torch.int64, device=self.mesh.device)
+        return [MicroBatch(ids, torch.full_like(ids, IGNORED))] * (most - count)
 
     def _count_tokens(self, microbatches: Sequence[MicroBatch]) -> int:
         """Trained tokens of the global batch, counted on the host: labels come from there."""
@@ -216,19 +234,8 @@ class Engine:
 
     def shards(self) -> list[Shard]:
         """Everything that a checkpoint holds of this rank: weights, moments, master weights."""
-        first = self.mesh.coordinates.dp == 0
-        weights = [
-            Shard(
-                kind="weight",
-                name=slot.name,
-                shape=slot.shape,
-                box=slot.box,
-                tensor=slot.value,
-                saved=first and slot.counted,
-            )
-            for slot in self.buckets.slots
-        ]
-        return weights + self.optimizer.shards(self.mesh.coordinates.dp)
+        weights = [shard for b in self.buckets.buckets for shard in weight_shards(b)]
+        return weights + self.optimizer.shards()
 
     def after_load(self, step: int) -> None:
         """Takes what was loaded into the shards as the state after `step` steps."""

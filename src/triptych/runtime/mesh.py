@@ -6,6 +6,8 @@ Axes: tensor (tp), data (dp), pipeline (pp). Beside them stand the groups that a
   stages a rank) to lower pipeline ranks, so that no direction waits for another;
 * `tie`: first and last stage, which both hold a tied embedding;
 * `copies`: tensor ranks that hold the same KV head when there are more ranks than KV heads;
+* `shard` and `replicas`: the data axis in two, for ZeRO: ranks that divide one copy of the state,
+  and ranks that hold the same part of it;
 * `norm`: the ranks whose parts of the gradient add up to the whole.
 """
 
@@ -35,6 +37,8 @@ class Mesh:
     counters: Counters
     tensor: Communicator
     data: Communicator
+    shard: Communicator
+    replicas: Communicator
     forward: tuple[Communicator, Communicator]
     backward: tuple[Communicator, Communicator]
     tie: Communicator
@@ -65,6 +69,8 @@ class Mesh:
         ends = [(g[first], g[last]) if first != last else g[:1] for g in axis_groups(plan, "pp")]
         everyone = tuple(range(world))
         reduced = [everyone] if plan.zero else axis_groups(plan, "tp-pp")
+        data = maker.make("data", axis_groups(plan, "dp"))
+        shard, replicas = _sharing(maker, plan, data)
         return cls(
             plan=plan,
             rank=rank,
@@ -72,7 +78,9 @@ class Mesh:
             device=local_device(),
             counters=maker.counters,
             tensor=maker.make("tensor", axis_groups(plan, "tp")),
-            data=maker.make("data", axis_groups(plan, "dp")),
+            data=data,
+            shard=shard,
+            replicas=replicas,
             forward=_both_ways(maker, plan),
             backward=_both_ways(maker, plan),
             tie=maker.make("tie", ends),
@@ -80,6 +88,21 @@ class Mesh:
             norm=maker.make("scalar", reduced),
             world=maker.make("scalar", [everyone]),
         )
+
+
+def _sharing(
+    maker: _GroupMaker, plan: Plan, data: Communicator
+) -> tuple[Communicator, Communicator]:
+    """Ranks that divide one copy of the state among them, and ranks with the same part of it."""
+    size, alone = plan.shards, Communicator("data", (maker.rank,), 0, None, maker.counters)
+    if size == data.size:
+        return data, alone
+    if size == 1:
+        return alone, data
+    groups = axis_groups(plan, "dp")
+    cuts = [group[start : start + size] for group in groups for start in range(0, plan.dp, size)]
+    strides = [group[start::size] for group in groups for start in range(size)]
+    return maker.make("data", cuts), maker.make("data", strides)
 
 
 def _both_ways(maker: _GroupMaker, plan: Plan) -> tuple[Communicator, Communicator]:

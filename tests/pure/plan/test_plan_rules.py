@@ -297,8 +297,7 @@ def test_fewer_micro_batches_than_stages_are_legal(microbatches: int, schedule: 
     ("plan", "word"),
     [
         (Plan.uniform(4, cp=2), "cp=2"),
-        (Plan.uniform(4, zero=3), "ZeRO stage 3"),
-        (Plan.uniform(4, offload="optimizer"), "offload=optimizer"),
+        (Plan.uniform(4, offload="parameters"), "offload=parameters"),
         (Plan.uniform(4, compile=True), "compile"),
         (Plan.uniform(4, precision=Precision(parameter="fp8")), "parameter in fp8"),
         (Plan(stages=(Stage(start=0, stop=2, tensor=2), Stage(start=2, stop=4))), "stages with"),
@@ -307,6 +306,18 @@ def test_fewer_micro_batches_than_stages_are_legal(microbatches: int, schedule: 
 def test_what_is_priced_but_not_run_says_why(plan: Plan, word: str) -> None:
     assert any(word in reason for reason in unrunnable(plan, make_model()))
     assert verify(plan, make_model()) == []
+
+
+def test_gradients_reduced_each_micro_batch_need_zero_2() -> None:
+    plan = Plan.uniform(4, dp=2, accumulation="reduce_each", zero=1)
+    assert "zero=2 or 3" in only(verify(plan, make_model())).works
+    assert verify(plan.with_(zero=2), make_model()) == []
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_every_zero_stage_runs(zero: int) -> None:
+    plan = Plan.uniform(4, dp=4, zero=zero, hybrid_shard=2, offload="optimizer")
+    assert unrunnable(plan, make_model()) == []
 
 
 def test_plans_of_the_three_parallelisms_run() -> None:

@@ -63,6 +63,8 @@ def legal_plans(draw: st.DrawFn) -> Plan:
             for s, ranks in listed
         )  # fmt: skip
     extra = draw(OTHERS) | {"precision": draw(PRECISIONS), "layouts": draw(LAYOUTS)}
+    if extra["accumulation"] == "reduce_each":
+        extra["zero"] = draw(st.integers(2, 3))
     return Plan(stages=stages, **extra)
 
 

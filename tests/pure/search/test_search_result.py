@@ -98,7 +98,7 @@ def test_on_cpus_every_plan_runs() -> None:
 def test_on_gpus_the_best_plan_that_runs_is_given_too() -> None:
     model = load_model("llama-3.1-8b")
     result = search(
-        model, parse_cluster("1x8xA100-SXM4-80GB"), Workload(sequence_length=4096, global_batch=256)
+        model, parse_cluster("1x8xA100-SXM4-80GB"), Workload(sequence_length=32768, global_batch=8)
     )
     assert result.runnable is not None
     assert unrunnable(result.runnable.plan, model) == []

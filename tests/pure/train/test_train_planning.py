@@ -133,7 +133,7 @@ def test_batch_and_head_problems_are_told_together(job_path: Path) -> None:
 
 def test_a_plan_that_cannot_run_today_is_refused_with_the_reason(job_path: Path) -> None:
     with pytest.raises(PlanError):
-        choose(job_path, "parallel.plan=dp=2,zero=3")
+        choose(job_path, "parallel.plan=dp=2,offload=parameters")
 
 
 def test_the_precision_of_the_job_is_that_of_the_plan(job_path: Path) -> None:

@@ -15,7 +15,7 @@ from triptych.plan.ranks import stages_of_rank
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.weights import initial_part
 from triptych.runtime.comm import Communicator
-from triptych.runtime.data.buckets import Slot
+from triptych.runtime.data.slot import Slot
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.tensor.packed import unpacked_name
 

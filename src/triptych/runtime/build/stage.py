@@ -9,6 +9,7 @@ Shapes: B batch, S sequence, s = S / tp under sequence parallelism (else S), H h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ class StageModule(nn.Module):
         self.index = index
         self.is_first = stage.start == 0
         self.is_last = stage.stop == model.num_layers
+        self.before_head: Callable[[], None] = _nothing  # gathers the head under ZeRO-3
         self.causal_lm = causal_lm
         self._family = family_of(model.family)
         self._trunk = causal_lm.get_submodule(self._family.trunk)
@@ -154,6 +156,7 @@ class StageModule(nn.Module):
         self, hidden_BsH: torch.Tensor, labels_BS: torch.Tensor, scale: float | torch.Tensor
     ) -> torch.Tensor:
         """scale x the summed cross-entropy of the last stage's hidden states."""
+        self.before_head()
         hidden = enter_region(hidden_BsH, self._tensor, self._sequence_parallel)
         return cross_entropy(
             hidden.reshape(-1, self._hidden),
@@ -167,6 +170,7 @@ class StageModule(nn.Module):
 
     def local_logits(self, hidden_BsH: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the logits [B, S, v]."""
+        self.before_head()
         hidden = enter_region(hidden_BsH, self._tensor, self._sequence_parallel)
         logits = functional.linear(hidden, self.head.weight)
         self._bending.bend(logits)
@@ -180,6 +184,10 @@ def _bending(family: Family, config: Any) -> Bending:
         for name in (family.logit_factor, family.logit_divisor, family.logit_softcap)
     )
     return Bending(factor=float(factor or 1.0) / float(divisor or 1.0), softcap=softcap)
+
+
+def _nothing() -> None:
+    return None
 
 
 def cut(

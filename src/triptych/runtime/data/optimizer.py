@@ -1,21 +1,23 @@
 """AdamW on the part of each bucket that this rank updates, with clipping folded into the step.
 
-The update runs on pieces: the overlap of a parameter's slot with the rank's shard of its bucket
-(the whole slot without ZeRO). Pieces keep names, so weight decay groups and checkpoints need no
-special case. Gradient scaling and the non-finite guard go into the fused kernel as tensors: the
-host never waits.
+The update runs on pieces of this rank's shards. Gradient scaling and the non-finite guard go into
+the fused kernel as tensors: the host never waits. Offloaded state lives in (pinned) host memory and
+visits the device bucket by bucket, so that one bucket's state is there at a time; the arithmetic is
+the same, and no host synchronisation is needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch.optim.adamw import adamw
 
-from triptych.plan.layout import box_shape, flat_range_to_boxes, shift
 from triptych.plan.plan import Plan
-from triptych.runtime.data.buckets import Bucket, GradientBuckets, Slot
+from triptych.runtime.data.bucket import Bucket
+from triptych.runtime.data.buckets import GradientBuckets
+from triptych.runtime.data.pieces import Piece, pieces_of, shards_of
 from triptych.runtime.precision import torch_dtype
 from triptych.runtime.shard import Shard
 
@@ -31,16 +33,24 @@ class OptimizerSettings:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Piece:
-    """Elements [start, stop) of a slot, with the state that this rank keeps for them."""
+class State:
+    """What the optimizer keeps of a bucket's shard: flat tensors by kind.
 
-    slot: Slot
-    start: int
-    stop: int
-    master: torch.Tensor
-    gradient: torch.Tensor
-    exp_avg: torch.Tensor
-    exp_avg_sq: torch.Tensor
+    `kept` holds the moments, and the master weights if they are a copy of their own.
+    """
+
+    bucket: Bucket
+    pieces: Sequence[Piece]
+    kept: dict[str, torch.Tensor]
+    steps: list[torch.Tensor]
+
+    def tensors(self, kept: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Everything that an update reads, on the device."""
+        return {
+            "master": self.bucket.shard_values,
+            **kept,
+            "gradient": self.bucket.shard_gradients,
+        }
 
 
 class ShardedAdamW:
@@ -48,74 +58,40 @@ class ShardedAdamW:
 
     def __init__(self, buckets: GradientBuckets, plan: Plan, settings: OptimizerSettings) -> None:
         self._buckets = buckets
-        self._plan = plan
         self._settings = settings
-        self._masters: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.pieces = [piece for b in buckets.buckets for piece in self._pieces(b)]
-        self._optimizer = self._make_optimizer()
+        self._precision = plan.precision
+        self._is_offloaded = plan.offload == "optimizer"
+        self.states = [self._make_state(bucket) for bucket in buckets.buckets]
 
-    def _pieces(self, bucket: Bucket) -> list[Piece]:
-        """This rank's pieces of a bucket; state is allocated flat, one tensor a bucket and kind."""
-        precision = self._plan.precision
-        start, stop = bucket.shard(self._plan.zero)
-        values = bucket.values[start:stop]
-        master = values
+    @property
+    def pieces(self) -> list[Piece]:
+        """Every piece that this rank updates."""
+        return [piece for state in self.states for piece in state.pieces]
+
+    def _make_state(self, bucket: Bucket) -> State:
+        """Zero moments; master weights from the values if they are a copy."""
+        values, precision = bucket.shard_values, self._precision
+        kept = {}
         if precision.has_master:
-            master = values.to(torch_dtype(precision.master))
-            self._masters.append((values, master))
-        moments = [torch.zeros_like(master, dtype=torch_dtype(precision.moments)) for _ in "mv"]
-        gradients = bucket.gradients[start:stop]
-        pieces = []
-        for slot in bucket.slots:
-            first = max(start, slot.offset)
-            last = min(stop, slot.offset + slot.elements)
-            if first < last:
-                here = slice(first - start, last - start)
-                piece = Piece(
-                    slot=slot,
-                    start=first - slot.offset,
-                    stop=last - slot.offset,
-                    master=nn.Parameter(master[here]),
-                    gradient=gradients[here],
-                    exp_avg=moments[0][here],
-                    exp_avg_sq=moments[1][here],
-                )
-                pieces.append(piece)
-        return pieces
+            kept["master"] = self._home(values, torch_dtype(precision.master))
+            kept["master"].copy_(values)
+        for kind in ("exp_avg", "exp_avg_sq"):
+            kept[kind] = self._home(values, torch_dtype(precision.moments))
+        pieces = pieces_of(bucket)
+        steps = torch.zeros(len(pieces), dtype=torch.float32, device=values.device)
+        return State(bucket=bucket, pieces=pieces, kept=kept, steps=list(steps.unbind()))
 
-    def _make_optimizer(self) -> torch.optim.AdamW:
-        settings = self._settings
-        groups = [
-            {
-                "params": [p.master for p in self.pieces if p.slot.decays is decays],
-                "weight_decay": settings.weight_decay if decays else 0.0,
-            }
-            for decays in (True, False)
-        ]
-        optimizer = torch.optim.AdamW(
-            [g for g in groups if g["params"]] or [{"params": [nn.Parameter(torch.zeros(1))]}],
-            lr=0.0,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
-        for piece in self.pieces:
-            piece.master.grad = piece.gradient
-            optimizer.state[piece.master] = {
-                "step": torch.zeros((), dtype=torch.float32, device=piece.master.device),
-                "exp_avg": piece.exp_avg,
-                "exp_avg_sq": piece.exp_avg_sq,
-            }
-        return optimizer
+    def _home(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A zero tensor like a shard where state lives: beside it, or in host memory."""
+        if not self._is_offloaded:
+            return torch.zeros_like(values, dtype=dtype)
+        return torch.zeros(values.shape, dtype=dtype, pin_memory=values.is_cuda)
 
-    def squared_norm(self, data_index: int) -> torch.Tensor:
+    def squared_norm(self) -> torch.Tensor:
         """This rank's part of the squared gradient norm: each element counts on one rank only."""
-        counted = [
-            piece.gradient
-            for piece in self.pieces
-            if piece.slot.counted and (self._plan.zero > 0 or data_index == 0)
-        ]
-        device = self.pieces[0].gradient.device if self.pieces else None
+        is_first = self._buckets.sharding.is_first_replica
+        counted = [p.gradient for p in self.pieces if p.slot.counted and is_first]
+        device = self._buckets.buckets[0].shard_gradients.device
         if not counted:
             return torch.zeros((), dtype=torch.float64, device=device)
         norms = torch.stack(torch._foreach_norm(counted)).double()
@@ -124,58 +100,99 @@ class ShardedAdamW:
     def step(self, learning_rate: float, norm: torch.Tensor) -> None:
         """Updates weights from gradients clipped by their global `norm`; skips if not finite.
 
-        Afterwards the parameters of this rank's shards are new; `gather_values` spreads them.
+        Afterwards this rank's shards are new, and parameters are, or will be when next gathered.
         """
         clip = self._settings.clip_norm
         divisor = (norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)
-        optimizer = self._optimizer
-        optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
-        optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.step()
-        self._write_back()
+        found_inf = (~torch.isfinite(norm)).float()
+        if self._is_offloaded:
+            for state in self.states:
+                self._visit(state, learning_rate, divisor.float(), found_inf)
+        else:
+            together = [(state, state.tensors(state.kept)) for state in self.states]
+            self._update(together, learning_rate, divisor.float(), found_inf)
+            self._write_back()
         self._buckets.gather_values()
+
+    def _visit(
+        self, state: State, learning_rate: float, divisor: torch.Tensor, found_inf: torch.Tensor
+    ) -> None:
+        """Updates one bucket's shard with its state fetched from host memory and brought back."""
+        device = state.bucket.shard_values.device
+        fetched = {
+            kind: torch.empty_like(home, device=device).copy_(home, non_blocking=True)
+            for kind, home in state.kept.items()
+        }
+        self._update([(state, state.tensors(fetched))], learning_rate, divisor, found_inf)
+        if "master" in fetched:
+            state.bucket.shard_values.copy_(fetched["master"])
+        for kind, home in state.kept.items():
+            home.copy_(fetched[kind], non_blocking=True)
+
+    def _update(
+        self,
+        states: Sequence[tuple[State, dict[str, torch.Tensor]]],
+        learning_rate: float,
+        divisor: torch.Tensor,
+        found_inf: torch.Tensor,
+    ) -> None:
+        settings = self._settings
+        for decays in (True, False):
+            rows = list(_rows(states, decays))
+            if not rows:
+                continue
+            masters, gradients, averages, squares, steps = map(list, zip(*rows, strict=True))
+            adamw(
+                masters,
+                gradients,
+                averages,
+                squares,
+                [],
+                steps,
+                fused=True,
+                grad_scale=divisor,
+                found_inf=found_inf,
+                amsgrad=False,
+                beta1=settings.betas[0],
+                beta2=settings.betas[1],
+                lr=learning_rate,
+                weight_decay=settings.weight_decay if decays else 0.0,
+                eps=settings.eps,
+                maximize=False,
+            )
 
     def _write_back(self) -> None:
         """Rounds master weights into the parameters that compute."""
-        for values, master in self._masters:
-            values.copy_(master)
+        for state in self.states:
+            if "master" in state.kept:
+                state.bucket.shard_values.copy_(state.kept["master"])
 
     def after_load(self, step: int) -> None:
         """Takes loaded weights, masters and moments as the state after `step` updates."""
-        for piece in self.pieces:
-            self._optimizer.state[piece.master]["step"].fill_(step)
+        for state in self.states:
+            for count in state.steps:
+                count.fill_(step)
         self._write_back()
         self._buckets.gather_values()
 
-    def shards(self, data_index: int) -> list[Shard]:
+    def shards(self) -> list[Shard]:
         """Live boxes of the moments, and of the master weights if they are a copy."""
-        kinds = ["exp_avg", "exp_avg_sq"] + ["master"] * self._plan.precision.has_master
-        saves = self._plan.zero > 0 or data_index == 0
+        kinds = ["exp_avg", "exp_avg_sq"] + ["master"] * self._precision.has_master
         return [
             shard
             for kind in kinds
-            for piece in self.pieces
-            for shard in _shards(piece, kind, saves)
+            for state in self.states
+            for piece in state.pieces
+            for shard in shards_of(piece, kind, state.kept[kind])
         ]
 
 
-def _shards(piece: Piece, kind: str, saves: bool) -> list[Shard]:
-    """A piece is a flat range of a box: a few boxes, contiguous one after the other."""
-    flat: torch.Tensor = getattr(piece, kind).detach()
-    slot, shards, offset = piece.slot, [], 0
-    for local in flat_range_to_boxes(box_shape(slot.box), piece.start, piece.stop):
-        shape = box_shape(local)
-        elements = torch.Size(shape).numel()
-        shard = Shard(
-            kind=kind,
-            name=slot.name,
-            shape=slot.shape,
-            box=shift(local, slot.box),
-            tensor=flat[offset : offset + elements].view(shape),
-            saved=saves and slot.counted,
-        )
-        shards.append(shard)
-        offset += elements
-    return shards
+def _rows(
+    states: Sequence[tuple[State, dict[str, torch.Tensor]]], decays: bool
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Master, gradient, moments and step count of each piece with or without weight decay."""
+    kinds = ("master", "gradient", "exp_avg", "exp_avg_sq")
+    for state, tensors in states:
+        for piece, step in zip(state.pieces, state.steps, strict=True):
+            if piece.slot.decays is decays:
+                yield (*(tensors[kind][piece.here] for kind in kinds), step)
