@@ -2,7 +2,7 @@
 
 Rules: each stage has one forward and one backward (or its two halves I and W) of every
 micro-batch, each after what it depends on; each message is sent once and received once, in the
-same order on both sides; the ranks come to their end when no send is buffered.
+same order on both sides; the ranks come to their end when no send is buffered (see `deadlock`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Iterator
 
 from triptych.errors import Problem, ScheduleError
 from triptych.schedule.action import COMPUTE, RECEIVES, SENDS, Action, Kind
-from triptych.schedule.deadlock import Channel, channel_of, find_deadlock, partner
+from triptych.schedule.deadlock import Channel, channel_of, find_deadlock
 from triptych.schedule.excerpt import excerpt
-from triptych.schedule.passes import (
+from triptych.schedule.messages import (
     has_communication,
     messages,
+    partner,
     peer_stage,
     source_stage,
-    with_communication,
 )
+from triptych.schedule.passes import with_communication
 from triptych.schedule.program import Program
 
 _SHOWN = 12
@@ -38,12 +39,6 @@ def check(program: Program) -> None:
     faults = faults or list(_wrong_channel_order(complete)) or list(_deadlock(complete))
     if faults:
         raise ScheduleError(_capped(faults))
-
-
-def needs_asynchronous_sends(program: Program) -> bool:
-    """True if the program, legal otherwise, would deadlock were every send a blocking call."""
-    complete = program if has_communication(program) else with_communication(program)
-    return bool(find_deadlock(complete, sends_block=True))
 
 
 def _capped(faults: list[Problem]) -> list[Problem]:

@@ -5,84 +5,67 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from triptych.schedule.action import COMPUTE, Action, Kind
+from triptych.errors import ScheduleError
+from triptych.schedule.action import Action, Kind
+from triptych.schedule.messages import has_communication, messages, partner, without_communication
 from triptych.schedule.program import Program
+from triptych.schedule.simulate import simulate
+from triptych.schedule.timeline import Span
+
+__all__ = ["has_communication", "with_communication", "without_communication"]
+
+_UNITS = {Kind.F: 1.0, Kind.B: 2.0, Kind.I: 1.0, Kind.W: 1.0}
 
 
 def with_communication(program: Program) -> Program:
-    """The program with each message written out.
+    """The program with each message written out; what was written out before is replaced.
 
-    A RECV stands just before the compute that needs it, a SEND just after the compute that
-    produces it; stages on the same rank hand over without a message. Sends and receives that
-    were there before are replaced.
+    A SEND stands just after the compute that produces it. A RECV stands where the message is sent,
+    by a clock on which F, I and W take one unit and B two: so it is posted while its rank still
+    computes something else. Stages on the same rank hand over without a message.
+
+    Sends and receives of a rank thus stand in the order of that clock (ties: of stage and
+    micro-batch), which is one order for the messages of all ranks. Take the first message that is
+    not complete: what its two ranks do before it needs earlier messages only, and in whatever
+    queues it stands there are none but later ones behind it. So it completes: no deadlock, with
+    no send buffered, however ranks share their communicators, and even if every call blocks.
+
+    A program that never ends has its receives just before the compute that needs them.
     """
-    rows = tuple(tuple(_row(program, rank)) for rank in range(program.num_ranks))
-    return replace(program, actions=rows)
+    bare = without_communication(program)
+    try:
+        timeline = simulate(bare, lambda action: _UNITS[action.kind])
+    except ScheduleError:
+        rows = [list(_late(bare, row)) for row in bare.actions]
+    else:
+        rows = _by_the_clock(bare, {span.label: span for span in timeline.spans})
+    return replace(program, actions=tuple(map(tuple, rows)))
 
 
-def without_communication(program: Program) -> Program:
-    """The program's compute actions alone."""
-    rows = tuple(
-        tuple(action for action in row if action.kind in COMPUTE) for row in program.actions
-    )
-    return replace(program, actions=rows)
-
-
-def has_communication(program: Program) -> bool:
-    """True if any action is a send or a receive."""
-    return any(action.kind not in COMPUTE for row in program.actions for action in row)
-
-
-def source_stage(program: Program, action: Action) -> int | None:
-    """The stage that a compute action gets its input from; None at the ends of the model."""
-    match action.kind:
-        case Kind.F:
-            return action.stage - 1 if action.stage > 0 else None
-        case Kind.B | Kind.I:
-            return action.stage + 1 if action.stage + 1 < program.num_stages else None
-        case _:
-            return None
-
-
-def target_stage(program: Program, action: Action) -> int | None:
-    """The stage that needs a compute action's output; None at the ends of the model."""
-    match action.kind:
-        case Kind.F:
-            return action.stage + 1 if action.stage + 1 < program.num_stages else None
-        case Kind.B | Kind.I:
-            return action.stage - 1 if action.stage > 0 else None
-        case _:
-            return None
-
-
-def peer_stage(action: Action) -> int:
-    """The stage at the other end of a send or receive."""
-    forward_neighbour = action.kind in (Kind.SEND_F, Kind.RECV_B)
-    return action.stage + 1 if forward_neighbour else action.stage - 1
-
-
-def messages(program: Program, action: Action) -> tuple[Action | None, Action | None]:
-    """The receive that a compute action needs before it, and the send that it needs after it."""
-    rank = program.placement[action.stage]
-    is_forward = action.kind is Kind.F
-    source, target = source_stage(program, action), target_stage(program, action)
-    receive = send = None
-    if source is not None and program.placement[source] != rank:
-        kind = Kind.RECV_F if is_forward else Kind.RECV_B
-        receive = Action(action.stage, kind, action.microbatch)
-    if target is not None and program.placement[target] != rank:
-        kind = Kind.SEND_F if is_forward else Kind.SEND_B
-        send = Action(action.stage, kind, action.microbatch)
-    return receive, send
-
-
-def _row(program: Program, rank: int) -> Iterator[Action]:
-    for action in program.actions[rank]:
-        if action.kind not in COMPUTE:
-            continue
+def _late(program: Program, row: tuple[Action, ...]) -> Iterator[Action]:
+    """A row with each receive just before, and each send just after, its compute."""
+    for action in row:
         receive, send = messages(program, action)
-        if receive is not None:
-            yield receive
+        yield from (receive,) if receive else ()
         yield action
-        if send is not None:
-            yield send
+        yield from (send,) if send else ()
+
+
+_Time = tuple[float, int, int, int]
+"""Clock, then which message of those sent at once, and last whether it is a compute action."""
+
+
+def _by_the_clock(program: Program, spans: dict[str, Span]) -> list[list[Action]]:
+    """Rows in which messages stand in the order in which they are sent."""
+    timed: list[list[tuple[_Time, Action]]] = [[] for _ in program.actions]
+    for rank, row in enumerate(program.actions):
+        for position, action in enumerate(row):
+            start_s = spans[str(action)].start_s
+            timed[rank].append(((start_s, len(spans), position, 1), action))
+            _, send = messages(program, action)
+            if send is not None:
+                receive = partner(send)
+                at = (spans[str(action)].end_s, send.stage, send.microbatch, 0)
+                timed[rank].append((at, send))
+                timed[program.placement[receive.stage]].append((at, receive))
+    return [[action for _, action in sorted(row, key=lambda entry: entry[0])] for row in timed]

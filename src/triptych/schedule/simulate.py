@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
 from triptych.errors import Problem, ScheduleError
-from triptych.schedule.action import COMPUTE, Action, Kind
+from triptych.schedule.action import Action, Kind
 from triptych.schedule.excerpt import excerpt
-from triptych.schedule.passes import source_stage, target_stage, without_communication
+from triptych.schedule.messages import source_stage, target_stage, without_communication
 from triptych.schedule.program import Program
 from triptych.schedule.timeline import Span, Timeline
 
@@ -122,13 +123,21 @@ def peak_in_flight(program: Program) -> tuple[int, ...]:
 
     A split backward ends at its input-gradient half.
     """
-    return tuple(_peak(row) for row in program.actions)
+    return tuple(round(held) for held in peak_held(program, weight_share=0.0))
 
 
-def _peak(row: tuple[Action, ...]) -> int:
-    live = peak = 0
-    for action in row:
-        if action.kind in COMPUTE:
-            live += {Kind.F: 1, Kind.B: -1, Kind.I: -1, Kind.W: 0}[action.kind]
-            peak = max(peak, live)
-    return peak
+def peak_held(program: Program, *, weight_share: float = 1.0) -> tuple[float, ...]:
+    """As `peak_in_flight`, with `weight_share` of each pair that waits for its W after its I.
+
+    1: from forward to the end of the whole backward (Qi et al. 2024: M_W / M_B, sec. 2.3).
+    """
+    change = {
+        Kind.F: 1.0,
+        Kind.B: -1.0,
+        Kind.I: weight_share - 1.0,
+        Kind.W: -weight_share,
+    }
+    return tuple(
+        max(accumulate((change.get(a.kind, 0.0) for a in row), initial=0.0))
+        for row in program.actions
+    )

@@ -114,6 +114,19 @@ class Timeline:
         )
 
     @property
+    def longest_span_s(self) -> float:
+        """The longest time from a rank's first compute to its last.
+
+        What a step costs where ranks need not end it together (Qi et al. 2024, sec. 5.3).
+        """
+        first_s: dict[int, float] = {}
+        last_s: dict[int, float] = {}
+        for span in self.compute.spans:
+            first_s[span.rank] = min(first_s.get(span.rank, span.start_s), span.start_s)
+            last_s[span.rank] = max(last_s.get(span.rank, span.end_s), span.end_s)
+        return max((last_s[rank] - first_s[rank] for rank in first_s), default=0.0)
+
+    @property
     def idle_s(self) -> float:
         """Seconds without compute, summed over ranks, between first and last compute of the step.
 

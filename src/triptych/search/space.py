@@ -14,7 +14,6 @@ from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
 from triptych.plan.rules import unrunnable, usable_tensor_degrees, verify
 from triptych.plan.workload import Workload
-from triptych.schedule.generate import SCHEDULES
 from triptych.search.pins import SEARCHED, Pins
 
 LONG_SEQUENCE = 32_768
@@ -23,6 +22,9 @@ LONG_SEQUENCE = 32_768
 MOST_CONTEXT = 16
 SMALL_MICROBATCH = 8
 """Every divisor up to this size is a micro-batch worth trying, above it powers of two."""
+
+SEARCHED_SCHEDULES = ("gpipe", "1f1b")
+"""Schedules that are tried without being pinned."""
 
 T = TypeVar("T")
 
@@ -156,7 +158,7 @@ class Space:
 
     def schedules(self, degrees: Degrees) -> tuple[str, ...]:
         """Schedules; one stage has nothing to schedule, so its plans keep the default."""
-        tried = SCHEDULES if degrees.pp > 1 else (self.base.schedule,)
+        tried = SEARCHED_SCHEDULES if degrees.pp > 1 else (self.base.schedule,)
         return self._allowed("schedule", tried)
 
     def _allowed(self, name: str, tried: Sequence[T]) -> tuple[T, ...]:

@@ -9,7 +9,7 @@ import pytest
 from triptych.cost.clock import rank_ends_s
 from triptych.cost.pipeline import Pair, in_flight, makespan_bound_s
 from triptych.schedule.action import Action, Kind
-from triptych.schedule.generate import SCHEDULES, build_program
+from triptych.schedule.generate import build_program
 from triptych.schedule.program import Program
 from triptych.schedule.simulate import peak_in_flight, simulate
 from triptych.schedule.timeline import Timeline
@@ -42,7 +42,7 @@ def test_gpipe_s_closed_form_is_exact(ranks: int, count: int, hop_s: float) -> N
     assert makespan_bound_s("gpipe", stages, count, hop_s) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("ranks", "count"), SIZES)
 def test_equal_stages_take_m_plus_p_minus_one_rounds(schedule: str, ranks: int, count: int) -> None:
     stages = [(1.0, 2.0)] * ranks
@@ -68,7 +68,7 @@ def test_the_bound_of_1f1b_is_tight_when_one_stage_is_heavier() -> None:
 
 
 @pytest.mark.parametrize("hop_s", [0.0, 0.3])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("ranks", "count"), SIZES)
 def test_the_clock_of_searches_is_that_of_the_simulation(
     schedule: str, ranks: int, count: int, hop_s: float
@@ -93,7 +93,7 @@ def test_a_split_backward_takes_its_two_halves() -> None:
     assert rank_ends_s(program, [(1.0, 2.0)] * 2, 0.5) == [1 + 0.5 + 1 + 1 + 0.5 + 2, 4.5]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("ranks", "count"), SIZES)
 def test_micro_batches_in_flight_are_those_of_the_program(
     schedule: str, ranks: int, count: int

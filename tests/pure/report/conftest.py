@@ -11,14 +11,18 @@ import pytest
 
 from triptych.plan.plan import Plan
 from triptych.plan.toml import plan_toml
-from triptych.schedule.generate import one_f_one_b
+from triptych.schedule.generate import build_program
 from triptych.schedule.simulate import simulate
 from triptych.schedule.timeline import Span, Timeline
 
 PLAN = Plan.uniform(5, pp=2, tp=2, dp=1, zero=1)
-PREDICTED = simulate(one_f_one_b(2, 3), lambda action: 0.01)
+PREDICTED = simulate(build_program("1f1b", 2, 3), lambda action: 0.01)
 RECORDED = Timeline(
-    (*simulate(one_f_one_b(2, 3), lambda action: 0.02).spans, Span(0, "optimizer", 0.17, 0.18)), 2
+    (
+        *simulate(build_program("1f1b", 2, 3), lambda action: 0.02).spans,
+        Span(0, "optimizer", 0.17, 0.18),
+    ),
+    2,
 )
 
 

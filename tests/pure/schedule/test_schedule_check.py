@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from schedule_samples import least, legal_sizes
 
 from triptych.errors import ScheduleError
-from triptych.schedule.action import Action
-from triptych.schedule.check import check, needs_asynchronous_sends
-from triptych.schedule.generate import SCHEDULES, build_program, gpipe, one_f_one_b
+from triptych.schedule.action import COMPUTE, SENDS, Action
+from triptych.schedule.check import check
+from triptych.schedule.deadlock import channels, find_deadlock
+from triptych.schedule.generate import SCHEDULES, build_program
+from triptych.schedule.messages import messages, partner
 from triptych.schedule.passes import with_communication
 from triptych.schedule.program import Program
 
@@ -62,16 +66,30 @@ def faults(program: Program) -> str:
     return str(caught.value)
 
 
-COMPLETE = with_communication(one_f_one_b(3, 4))
+COMPLETE = with_communication(build_program("1f1b", 3, 4))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("num_ranks", range(1, 9))
-def test_generated_programs_are_legal(name: str, num_ranks: int) -> None:
-    for num_microbatches in range(1, 13):
-        bare = build_program(name, num_ranks, num_microbatches)
-        check(bare)
-        check(with_communication(bare))
+def test_generated_programs_are_legal(name: str) -> None:
+    for p, m, v in legal_sizes(name, (1, 2, 3, 4, 7), (1, 2, 3, 5, 8, 13, 14)):
+        program = with_communication(build_program(name, p, m, v))
+        check(program)
+        assert find_deadlock(program, queues="rank") == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", range(2, 9))
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_legal_size_passes_the_check(name: str, num_ranks: int) -> None:
+    for p, m, v in legal_sizes(name, [num_ranks], range(1, 33)):
+        program = with_communication(build_program(name, p, m, v))
+        check(program)
+        assert find_deadlock(program, queues="rank") == {}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_messages_that_are_written_out_are_judged_as_those_inserted(name: str) -> None:
+    check(with_communication(least(name, 4, 6)))
 
 
 def test_a_split_backward_is_legal() -> None:
@@ -149,7 +167,9 @@ def test_a_long_list_of_faults_is_cut() -> None:
 
 def test_sides_of_a_channel_that_disagree_are_shown_with_arrows() -> None:
     # Rank 1 takes micro-batch 1 first; rank 0 sends micro-batch 0 first.
-    program = damaged(with_communication(gpipe(2, 2)), 1, swapped("1RECV_F0", "1RECV_F1"))
+    program = damaged(
+        with_communication(build_program("gpipe", 2, 2)), 1, swapped("1RECV_F0", "1RECV_F1")
+    )
     program = damaged(program, 1, swapped("1F0", "1F1"))
     text = faults(program)
     assert "rank 0 sends 0SEND_F0 where rank 1 receives 1RECV_F1" in text
@@ -157,72 +177,120 @@ def test_sides_of_a_channel_that_disagree_are_shown_with_arrows() -> None:
     assert "--> 1RECV_F1" in text
 
 
-def test_ranks_that_receive_before_they_send_deadlock() -> None:
-    # Rank 0 wants the gradient of micro-batch 0 before it sends its activations.
-    program = damaged(with_communication(one_f_one_b(2, 2)), 0, moved("0RECV_B0", "0SEND_F0"))
+def test_ranks_that_compute_in_orders_that_need_each_other_deadlock() -> None:
+    # Rank 0 wants the gradient of micro-batch 0 before it makes micro-batch 1, rank 1 both first.
+    program = with_communication(
+        program_of("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", placement=(0, 1), num_microbatches=2)
+    )
     text = faults(program)
     assert "deadlock: ranks 0, 1 wait for each other" in text
-    assert "rank 0: 0F0 --> 0RECV_B0" in text
+    assert "--> 0B0" in text
     assert "waits for 1SEND_B0 of rank 1" in text
-    assert "waits for 0SEND_F0 of rank 0" in text
+    assert "--> 1F1" in text
+    assert "waits for 0SEND_F1 of rank 0" in text
 
 
-TWO_GRADIENTS_AT_ONCE = (
-    "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1 "
-    "1RECV_F2 1F2 1RECV_F3 1F3 1B2 1SEND_B2 1B3 1SEND_B3"
+RECEIVE_BEFORE_SEND = program_of(
+    "0F0 0SEND_F0 0RECV_B0 0B0 0F1 0SEND_F1 0RECV_B1 0B1",
+    "1RECV_F0 1F0 1RECV_F1 1SEND_F0 1RECV_B0 1B0 1SEND_B0 1F1 1SEND_F1 1RECV_B1 1B1 1SEND_B1",
+    "2RECV_F0 2F0 2B0 2SEND_B0 2RECV_F1 2F1 2B1 2SEND_B1",
+    placement=(0, 1, 2),
+    num_microbatches=2,
 )
 
 
-def test_two_sends_each_way_before_a_receive_deadlock_without_buffers() -> None:
-    # Rank 0 stays in its second outstanding send, rank 1 in its own: neither posts a receive.
-    program = program_of(
-        "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 0F3 0SEND_F3 "
-        "0RECV_B0 0B0 0RECV_B1 0B1 0RECV_B2 0B2 0RECV_B3 0B3",
-        TWO_GRADIENTS_AT_ONCE,
-        placement=(0, 1),
-        num_microbatches=4,
-    )
-    text = faults(program)
-    assert "--> 0SEND_F3" in text
-    assert "waits for 1RECV_F2 of rank 1 to take 0SEND_F2" in text
-    assert "--> 1SEND_B1" in text
-    assert "waits for 0RECV_B0 of rank 0 to take 1SEND_B0" in text
+def test_a_receive_in_front_of_a_send_deadlocks_where_they_share_a_queue() -> None:
+    # Rank 1 sends micro-batch 0 on behind the receive of micro-batch 1, which comes after B0.
+    text = faults(RECEIVE_BEFORE_SEND)
+    assert "deadlock: ranks 0, 1, 2 wait for each other" in text
+    assert "waits for 1SEND_F0 of rank 1" in text
 
 
-def test_one_send_each_way_before_a_receive_is_legal() -> None:
+def test_a_receive_in_front_of_a_send_does_no_harm_in_queues_of_their_own() -> None:
+    assert find_deadlock(RECEIVE_BEFORE_SEND, queues="channel") == {}
+
+
+def test_sends_may_wait_while_their_rank_goes_on() -> None:
     check(
         program_of(
-            "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 0RECV_B0 0B0 "
-            "0F3 0SEND_F3 0RECV_B1 0B1 0RECV_B2 0B2 0RECV_B3 0B3",
-            TWO_GRADIENTS_AT_ONCE,
+            "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 0RECV_B0 0B0 0RECV_B1 0B1 0RECV_B2 0B2",
+            "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1RECV_F2 1F2 1B2 1SEND_B2",
             placement=(0, 1),
-            num_microbatches=4,
+            num_microbatches=3,
         )
     )
 
 
-@pytest.mark.parametrize(
-    ("rank", "name", "before"),
-    [(0, "0RECV_B0", "0SEND_F0"), (1, "1RECV_B0", "1RECV_F0"), (2, "2RECV_F1", "2RECV_F0")],
-)
-def test_a_receive_moved_before_what_it_depends_on_is_caught(
-    rank: int, name: str, before: str
-) -> None:
-    text = faults(damaged(COMPLETE, rank, moved(name, before=before)))
-    assert "deadlock" in text or "same order of messages" in text
+def test_a_receive_moved_before_another_breaks_the_order_of_its_channel() -> None:
+    text = faults(damaged(COMPLETE, 2, moved("2RECV_F1", before="2RECV_F0")))
+    assert "same order of messages" in text
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 2, 8])
-def test_gpipe_runs_with_blocking_sends(num_microbatches: int) -> None:
-    assert not needs_asynchronous_sends(gpipe(4, num_microbatches))
-
-
-@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(2, 2), (4, 2), (4, 8), (8, 3)])
-def test_1f1b_needs_asynchronous_sends(num_ranks: int, num_microbatches: int) -> None:
-    assert needs_asynchronous_sends(one_f_one_b(num_ranks, num_microbatches))
+def test_channels_are_named_for_a_loop_of_two_and_for_a_v() -> None:
+    loop = channels(build_program("interleaved", 2, 2, 2))
+    assert loop == ((0, 1, "B"), (0, 1, "F"), (1, 0, "B"), (1, 0, "F"))
+    assert channels(build_program("zb-v", 2, 3, 2)) == loop
+    assert channels(build_program("interleaved", 3, 3, 2)) == (
+        *((0, 1, "F"), (0, 2, "B"), (1, 0, "B"), (1, 2, "F"), (2, 0, "F"), (2, 1, "B")),
+    )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_one_microbatch_or_one_rank_runs_with_blocking_sends(name: str) -> None:
-    assert not needs_asynchronous_sends(build_program(name, 4, 1))
-    assert not needs_asynchronous_sends(build_program(name, 1, 4))
+def test_messages_in_one_order_of_all_ranks_may_even_block(name: str) -> None:
+    for p, m, v in legal_sizes(name, (1, 2, 4, 5), (1, 3, 8, 11)):
+        program = with_communication(build_program(name, p, m, v))
+        assert find_deadlock(program, queues="rank", blocking=True) == {}
+
+
+LATE_RECEIVES = program_of(
+    "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+    "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
+    placement=(0, 1),
+    num_microbatches=2,
+)
+
+
+def test_receives_just_before_their_compute_need_calls_that_do_not_block() -> None:
+    check(LATE_RECEIVES)
+    assert find_deadlock(LATE_RECEIVES, blocking=True).keys() == {0, 1}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("tensor_ranks", [2, 3])
+def test_collectives_in_every_action_add_no_deadlock(name: str, tensor_ranks: int) -> None:
+    # Pipelines of one tensor group run the same rows and meet in each F, B, I and W.
+    assert runs_in_lockstep(with_communication(least(name, 4, 6)), tensor_ranks)
+
+
+def runs_in_lockstep(program: Program, num_copies: int) -> bool:
+    """Runs copies of a pipeline, ranks in random order; True if all come to their end.
+
+    A compute action of a rank is done only when the rank stands at it in every copy and its input
+    has arrived in every copy.
+    """
+    rng = random.Random(0)
+    ranks = [(copy, rank) for copy in range(num_copies) for rank in range(program.num_ranks)]
+    at = dict.fromkeys(ranks, 0)
+    sent: set[tuple[int, Action]] = set()
+    while True:
+        before = dict(at)
+        for copy, rank in rng.sample(ranks, len(ranks)):
+            row = program.actions[rank]
+            while at[copy, rank] < len(row):
+                action = row[at[copy, rank]]
+                if action.kind in COMPUTE:
+                    meet = [at[other, rank] == at[copy, rank] for other in range(num_copies)]
+                    receive, _ = messages(program, action)
+                    has_input = receive is None or all(
+                        (other, partner(receive)) in sent for other in range(num_copies)
+                    )
+                    if not (all(meet) and has_input):
+                        break
+                    for other in range(num_copies):
+                        at[other, rank] += 1
+                    continue
+                if action.kind in SENDS:
+                    sent.add((copy, action))
+                at[copy, rank] += 1
+        if at == before:
+            return all(at[key] == len(program.actions[key[1]]) for key in ranks)

@@ -9,7 +9,7 @@ import pytest
 
 from triptych.schedule.action import Action, Kind
 from triptych.schedule.draw import draw_text
-from triptych.schedule.generate import build_program, one_f_one_b
+from triptych.schedule.generate import build_program
 from triptych.schedule.simulate import simulate
 from triptych.schedule.svg import svg, tick_step
 from triptych.schedule.timeline import Span, Timeline
@@ -20,7 +20,7 @@ def unit(action: Action) -> float:
 
 
 def test_1f1b_on_two_ranks_as_text() -> None:
-    assert draw_text(simulate(one_f_one_b(2, 3), unit)).splitlines() == [
+    assert draw_text(simulate(build_program("1f1b", 2, 3), unit)).splitlines() == [
         "rank 0  0>1>....0<<<2>1<<<..2<<<",
         "rank 1  ..0>0<<<1>1<<<2>2<<<....",
         "> forward  < backward  . idle   one column = 500 ms",
@@ -28,7 +28,7 @@ def test_1f1b_on_two_ranks_as_text() -> None:
 
 
 def test_text_stays_within_its_width_and_says_what_it_cut() -> None:
-    lines = draw_text(simulate(one_f_one_b(4, 64), unit), width=60).splitlines()
+    lines = draw_text(simulate(build_program("1f1b", 4, 64), unit), width=60).splitlines()
     assert all(len(line) == 60 for line in lines[:4])
     assert "first 52 s of 0:03:21" in lines[-1]
 
@@ -55,14 +55,14 @@ def test_svg_is_well_formed_with_a_box_an_action(num_ranks: int) -> None:
 
 
 def test_svg_boxes_carry_microbatch_numbers() -> None:
-    drawing = svg(simulate(one_f_one_b(2, 3), unit), "title")
+    drawing = svg(simulate(build_program("1f1b", 2, 3), unit), "title")
     numbers = re.findall(r'class="on \w+"[^>]*>(\d+)<', drawing)
     assert sorted(numbers) == sorted("012" * 4)
 
 
 def test_svg_of_two_timelines_shares_one_axis() -> None:
-    predicted = simulate(one_f_one_b(2, 3), unit)
-    recorded = simulate(one_f_one_b(2, 3), lambda action: 2 * unit(action))
+    predicted = simulate(build_program("1f1b", 2, 3), unit)
+    recorded = simulate(build_program("1f1b", 2, 3), lambda action: 2 * unit(action))
     drawing = svg(predicted, "both", recorded=recorded)
     assert "predicted: 12 s, bubble 25.0%" in drawing
     assert "recorded: 24 s, bubble 25.0%" in drawing
@@ -85,7 +85,7 @@ def test_svg_escapes_labels_and_title() -> None:
 
 
 def test_svg_needs_nothing_from_outside() -> None:
-    drawing = svg(simulate(one_f_one_b(2, 3), unit), "title")
+    drawing = svg(simulate(build_program("1f1b", 2, 3), unit), "title")
     assert "href" not in drawing
     assert "url(" not in drawing
 

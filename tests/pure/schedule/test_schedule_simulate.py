@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from triptych.errors import ScheduleError
 from triptych.schedule.action import Action, Kind
-from triptych.schedule.generate import SCHEDULES, build_program, gpipe, one_f_one_b
+from triptych.schedule.generate import build_program
 from triptych.schedule.passes import with_communication
 from triptych.schedule.simulate import peak_in_flight, simulate
 
@@ -23,7 +23,7 @@ def unit(action: Action) -> float:
     return 1.0 if action.kind is Kind.F else 2.0
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(
     ("num_ranks", "num_microbatches", "makespan_s"), [(4, 8, 33), (4, 4, 21), (2, 4, 15)]
 )
@@ -35,12 +35,12 @@ def test_makespans_of_the_worked_examples(
 
 
 def test_1f1b_of_8_ranks_and_24_microbatches_takes_93_with_bubble_7_of_31() -> None:
-    timeline = simulate(one_f_one_b(8, 24), unit)
+    timeline = simulate(build_program("1f1b", 8, 24), unit)
     assert timeline.makespan_s == 93
     assert timeline.bubble_fraction == pytest.approx(7 / 31, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_4_ranks_8_microbatches_idle_9_each_with_bubble_3_of_11(name: str) -> None:
     timeline = simulate(build_program(name, 4, 8), unit)
     assert [33 - timeline.busy_s(rank) for rank in range(4)] == [9, 9, 9, 9]
@@ -49,7 +49,7 @@ def test_4_ranks_8_microbatches_idle_9_each_with_bubble_3_of_11(name: str) -> No
     assert timeline.bubble_fraction == pytest.approx(3 / 11, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_bubble_has_its_closed_form_for_all_sizes(name: str) -> None:
     for p, m in SIZES:
         timeline = simulate(build_program(name, p, m), unit)
@@ -59,25 +59,27 @@ def test_bubble_has_its_closed_form_for_all_sizes(name: str) -> None:
 
 
 def test_peaks_of_the_worked_examples() -> None:
-    assert peak_in_flight(gpipe(4, 8)) == (8, 8, 8, 8)
-    assert peak_in_flight(one_f_one_b(4, 8)) == (4, 3, 2, 1)
+    assert peak_in_flight(build_program("gpipe", 4, 8)) == (8, 8, 8, 8)
+    assert peak_in_flight(build_program("1f1b", 4, 8)) == (4, 3, 2, 1)
 
 
 def test_peaks_have_their_closed_form_for_all_sizes() -> None:
     for p, m in SIZES:
-        assert peak_in_flight(gpipe(p, m)) == (m,) * p
-        assert peak_in_flight(one_f_one_b(p, m)) == tuple(min(m, p - rank) for rank in range(p))
+        assert peak_in_flight(build_program("gpipe", p, m)) == (m,) * p
+        assert peak_in_flight(build_program("1f1b", p, m)) == tuple(
+            min(m, p - rank) for rank in range(p)
+        )
 
 
 def test_a_split_backward_frees_at_its_input_gradient() -> None:
-    program = one_f_one_b(1, 2)
+    program = build_program("1f1b", 1, 2)
     split = tuple(map(Action.parse, ["0F0", "0I0", "0F1", "0I1", "0W0", "0W1"]))
     assert peak_in_flight(replace(program, actions=(split,))) == (1,)
 
 
 def test_transfers_delay_each_hop_there_and_back() -> None:
     # One micro-batch on p ranks: p forwards, p backwards, 2(p-1) hops.
-    timeline = simulate(one_f_one_b(4, 1), unit, lambda action: 0.5)
+    timeline = simulate(build_program("1f1b", 4, 1), unit, lambda action: 0.5)
     assert timeline.makespan_s == 4 * 3 + 6 * 0.5
 
 
@@ -88,12 +90,12 @@ def test_transfer_is_asked_about_the_compute_that_produces_the_message() -> None
         asked.append(str(action))
         return 0.0
 
-    simulate(one_f_one_b(2, 1), unit, transfer)
+    simulate(build_program("1f1b", 2, 1), unit, transfer)
     assert sorted(asked) == ["0F0", "1B0"]
 
 
 def test_messages_written_out_change_nothing() -> None:
-    program = one_f_one_b(4, 6)
+    program = build_program("1f1b", 4, 6)
     alone = simulate(program, unit, lambda action: 0.1)
     assert simulate(with_communication(program), unit, lambda action: 0.1) == alone
 
@@ -102,14 +104,15 @@ def test_the_slowest_stage_sets_the_pace() -> None:
     # Pipeline latency of unequal stages: sum of t_i + (m-1) max t_i (Zheng et al. 2022, eq. 2).
     stage_s = (1.0, 3.0, 2.0)
     forward_only = simulate(
-        one_f_one_b(3, 5), lambda action: stage_s[action.stage] if action.kind is Kind.F else 0.0
+        build_program("1f1b", 3, 5),
+        lambda action: stage_s[action.stage] if action.kind is Kind.F else 0.0,
     )
     last_forward = max(s.end_s for s in forward_only.spans if s.label == "2F4")
     assert last_forward == sum(stage_s) + 4 * max(stage_s)
 
 
 def test_a_program_that_never_ends_shows_who_waits_for_what() -> None:
-    program = one_f_one_b(2, 1)
+    program = build_program("1f1b", 2, 1)
     backwards = tuple(reversed(program.actions[0]))
     with pytest.raises(ScheduleError) as caught:
         simulate(replace(program, actions=(backwards, program.actions[1])), unit)
@@ -123,7 +126,7 @@ durations = st.floats(min_value=0.01, max_value=10, allow_nan=False)
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(SCHEDULES),
+    name=st.sampled_from(["gpipe", "1f1b"]),
     p=st.integers(1, 6),
     m=st.integers(1, 9),
     data=st.data(),
@@ -149,7 +152,7 @@ def test_a_timeline_keeps_every_dependency(name: str, p: int, m: int, data: st.D
 def test_no_time_is_lost_on_the_critical_rank_and_none_overlaps(
     p: int, m: int, data: st.DataObject
 ) -> None:
-    program = one_f_one_b(p, m)
+    program = build_program("1f1b", p, m)
     seconds = {action: data.draw(durations) for row in program.actions for action in row}
     timeline = simulate(program, seconds.__getitem__)
     for rank, row in enumerate(program.actions):

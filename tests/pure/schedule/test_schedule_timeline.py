@@ -7,7 +7,7 @@ import json
 import pytest
 
 from triptych.errors import InputError
-from triptych.schedule.generate import one_f_one_b
+from triptych.schedule.generate import build_program
 from triptych.schedule.simulate import simulate
 from triptych.schedule.timeline import Span, Timeline, Work, microbatch_of, work_of
 
@@ -53,7 +53,7 @@ def test_only_compute_has_a_microbatch_number() -> None:
 
 
 def test_a_timeline_survives_json() -> None:
-    for timeline in (RECORDED, simulate(one_f_one_b(3, 4), lambda action: 0.1)):
+    for timeline in (RECORDED, simulate(build_program("1f1b", 3, 4), lambda action: 0.1)):
         assert Timeline.from_json(json.loads(json.dumps(timeline.to_json()))) == timeline
 
 
