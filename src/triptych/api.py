@@ -1,7 +1,7 @@
 """The public functions: besides the command line the only place where search and runtime meet.
 
-Planning and pricing need no torch. What trains is in the optional extra `run`: those two modules
-are loaded by name, the one with torch only when the job is known to be valid.
+Planning and pricing need no torch. What trains is in the optional extra `run`: its modules are
+loaded by name, those that build a model only when the job is known to be valid.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ __all__ = ["TrainResult", "find_plan", "predict", "train"]
 _PREPARE = "triptych.train.prepare"
 _PLANNING = "triptych.train.planning"
 _LAUNCH = "triptych.train.launch"
+_MEETING = "triptych.train.meeting"
 _WORKER = "triptych.train.worker"
+_ENVIRONMENT = "triptych.train.environment"
 
 
 def find_plan(
@@ -100,7 +102,7 @@ def train(
     """
     say = say or _say
     read: Job = import_module("triptych.train.job_file").read_job(job, overrides)
-    place: Place | None = import_module("triptych.train.environment").place()
+    place: Place | None = import_module(_ENVIRONMENT).place()
     return _train_here(read, say) if place is None else _train_as_rank(read, place, say)
 
 
@@ -127,7 +129,11 @@ def _train_as_rank(job: Job, place: Place, say: Callable[[str], None]) -> TrainR
         drafts.append(import_module(_PREPARE).draft(job, place, _Planner(), say))
         return _written(drafts[0])
 
-    summary: Summary = import_module(_WORKER).run_as_rank(place, make_ready)
+    import_module(_ENVIRONMENT).export(place)
+    meeting = import_module(_MEETING)
+    store = meeting.meet()
+    run: RunFolder = meeting.prepared(store, place.rank, make_ready)
+    summary: Summary = import_module(_WORKER).run_as_rank(run, place, store)
     return _result(drafts[0], summary) if drafts else None
 
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from triptych.errors import PlanError
+from triptych.plan.launch import launch_problem
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import Coordinates, axis_groups, coordinates, placement
 from triptych.runtime.comm import Communicator, Counters
@@ -58,12 +60,13 @@ class Mesh:
         """Builds every process group of a plan; all ranks must call it at the same point.
 
         `kv_heads` is needed when the plan has more tensor ranks than the model has KV heads.
-        Without an initialised process group the plan must have one rank.
+        Without an initialised process group the plan must have one rank. Raises PlanError if the
+        launch has other ranks than the plan.
         """
         rank = dist.get_rank() if dist.is_initialized() else 0
         world = dist.get_world_size() if dist.is_initialized() else 1
         if world != plan.world_size:
-            raise ValueError(f"the plan has {plan.world_size} ranks, the launch has {world}")
+            raise PlanError(launch_problem(plan, world, "SCRIPT"))
         maker = _GroupMaker(rank, timeout_s, Counters(), strict)
         first, last = placement(plan)[0], placement(plan)[-1]
         ends = [(g[first], g[last]) if first != last else g[:1] for g in axis_groups(plan, "pp")]

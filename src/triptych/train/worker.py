@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import connection, parent_process
 from pathlib import Path
@@ -21,10 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
 
 from triptych.checkpoint.hf import load_hf
-from triptych.errors import TriptychError
 from triptych.model.hf import from_config
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
@@ -42,6 +40,7 @@ from triptych.train.job import Job
 from triptych.train.job_file import read_job
 from triptych.train.learning_rate import LearningRate
 from triptych.train.loop import Lengths, Loop
+from triptych.train.meeting import meet
 from triptych.train.memory import PeakMemory
 from triptych.train.metrics import Metrics
 from triptych.train.progress import Reporter, make_reporter
@@ -51,9 +50,6 @@ from triptych.train.startup import built, show_startup
 from triptych.train.status import Phase, StatusFile
 from triptych.train.text import DataSet, read_data
 from triptych.train.tokens import Tokens
-
-_PREPARED = "triptych/prepared"
-_PREPARING = datetime.timedelta(days=2)  # other ranks wait while rank 0 reads the text
 
 # ---- entries -----------------------------------------------------------------------------------
 
@@ -68,20 +64,15 @@ def run_rank(folder: str) -> Summary:
     run = RunFolder(Path(folder))
     status = StatusFile(run.status(place.rank))
     try:
-        return train_rank(run, place, status, _rendezvous())
+        return train_rank(run, place, status, meet())
     except BaseException as error:
         write_error(run, place.rank, status.now, error)
         sys.stderr.flush()
         os._exit(1)  # a broken process group may hang in a normal exit
 
 
-def run_as_rank(place: Place, prepare: Callable[[], RunFolder]) -> Summary:
-    """Entry of a rank that `torchrun` or Slurm started. Rank 0 prepares the run folder, which is
-    on a file system that all nodes share; the others wait for it.
-    """
-    environment.export(place)
-    store = _rendezvous()
-    run = _prepared(store, place.rank, prepare)
+def run_as_rank(run: RunFolder, place: Place, store: Store) -> Summary:
+    """Entry of a rank that `torchrun` or Slurm started, once rank 0 has prepared the run."""
     status = StatusFile(run.status(place.rank))
     try:
         return train_rank(run, place, status, store)
@@ -91,28 +82,6 @@ def run_as_rank(place: Place, prepare: Callable[[], RunFolder]) -> Summary:
             logging.getLogger(__name__).error("rank %d lost its peers", place.rank)
             os._exit(1)
         raise
-
-
-def _rendezvous() -> Store:
-    found: tuple[Store, int, int] = next(iter(rendezvous("env://")))
-    return found[0]
-
-
-def _prepared(store: Store, rank: int, prepare: Callable[[], RunFolder]) -> RunFolder:
-    """The run folder that rank 0 has prepared; ends the other ranks quietly if it could not."""
-    if rank > 0:
-        store.wait([_PREPARED], _PREPARING)
-        folder = store.get(_PREPARED).decode()
-        if not folder:
-            raise SystemExit(TriptychError.exit_code)
-        return RunFolder(Path(folder))
-    try:
-        run = prepare()
-    except BaseException:
-        store.set(_PREPARED, "")
-        raise
-    store.set(_PREPARED, str(run.path))
-    return run
 
 
 def _end_with_launcher() -> None:
