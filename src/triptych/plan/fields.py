@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from triptych.errors import Problem, nearest
-from triptych.schedule.generate import SCHEDULES
+from triptych.schedule.traits import SCHEDULES
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16", "fp8")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from triptych.plan.plan import Plan
+from triptych.schedule.traits import TRAITS
 
 
 class Coordinates(NamedTuple):
@@ -33,16 +34,9 @@ def rank_of(plan: Plan, at: Coordinates) -> int:
     return at.tp + plan.tp * (at.cp + plan.cp * (at.dp + plan.dp * at.pp))
 
 
-V_SHAPED = ("zb-v", "dualpipe-v")
-"""Schedules whose rank r runs stages r and 2p-1-r; the others loop: stage s is on rank s mod p."""
-
-
 def placement(plan: Plan) -> tuple[int, ...]:
-    """The pipeline rank of each stage."""
-    stages, ranks = range(len(plan.stages)), plan.pp
-    if plan.schedule in V_SHAPED:
-        return tuple(s if s < ranks else 2 * ranks - 1 - s for s in stages)
-    return tuple(s % ranks for s in stages)
+    """The pipeline rank of each stage, by the plan's schedule."""
+    return TRAITS[plan.schedule].ranks_of_stages(plan.pp, plan.chunks)
 
 
 def stages_of_rank(plan: Plan, pp_index: int) -> tuple[int, ...]:

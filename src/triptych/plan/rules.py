@@ -24,7 +24,9 @@ from triptych.plan.nearby import (
     works,
 )
 from triptych.plan.plan import VERSION, Plan, Stage, even_split
+from triptych.plan.ranks import placement
 from triptych.plan.workload import Workload
+from triptych.schedule.traits import TRAITS, chunks_problem, microbatches_problem
 
 __all__ = [
     "batch_problem",
@@ -38,7 +40,6 @@ RUNNABLE_FAMILIES = tuple(FAMILIES)
 RUNNABLE_SCHEDULES = ("gpipe", "1f1b")
 RUNNABLE_DTYPES = ("fp64", "fp32", "bf16")
 RUNNABLE_OFFLOADS = ("none", "optimizer")
-LOOPED_SCHEDULES = ("interleaved", "breadth-first")
 
 
 def verify(
@@ -53,7 +54,7 @@ def verify(
     if not plan.stages or any(_degrees_below_one(plan)) or min(plan.chunks, plan.microbatch) < 1:
         return [*broken, *_stage_counts(plan)]  # nothing else can be counted
     asked = Asked(plan=plan, model=model, cluster=cluster, workload=workload)
-    for rule in (_layers, _chunks, _heads, _widths, _experts, _devices, _world, _batch, _sequence):
+    for rule in _RULES:
         broken += rule(asked)
     return broken
 
@@ -143,13 +144,10 @@ def _layers(asked: Asked) -> Iterator[Problem]:
 
 def _chunks(asked: Asked) -> Iterator[Problem]:
     plan = asked.plan
-    if plan.chunks > 1 and plan.schedule not in LOOPED_SCHEDULES:
-        offered = [name for name in LOOPED_SCHEDULES if name in SETTINGS["schedule"].values]
-        yield Problem(
-            f"chunks={plan.chunks} with schedule={plan.schedule}",
-            "several chunks a rank need an interleaved schedule",
-            " or ".join(["chunks=1", *(f"schedule={name}" for name in offered)]),
-        )
+    is_known = plan.schedule in TRAITS  # `_settings` says so otherwise
+    wrong_chunks = chunks_problem(plan.schedule, plan.chunks) if is_known else None
+    if wrong_chunks:
+        yield wrong_chunks
     if len(plan.stages) % plan.chunks:
         yield Problem(
             f"{len(plan.stages)} stages with chunks={plan.chunks}",
@@ -157,15 +155,29 @@ def _chunks(asked: Asked) -> Iterator[Problem]:
             "chunks in " + _list(divisors(len(plan.stages))),
         )
         return
-    for index, stage in enumerate(plan.stages[plan.pp :]):
-        if _place(stage) != _place(plan.stages[index % plan.pp]):
+    if not is_known or wrong_chunks:
+        return
+    first: dict[int, int] = {}
+    for index, rank in enumerate(placement(plan)):
+        other = first.setdefault(rank, index)
+        if _place(plan.stages[index]) != _place(plan.stages[other]):
             yield Problem(
-                f"stage {index + plan.pp} has other degrees or devices than stage "
-                f"{index % plan.pp}, but the same ranks run both",
+                f"stage {index} has other degrees or devices than stage {other}, but the same "
+                "ranks run both",
                 "the chunks of one pipeline rank have the same degrees and devices",
-                f"data={plan.stages[index % plan.pp].data}, "
-                f"tensor={plan.stages[index % plan.pp].tensor} for both",
+                f"data={plan.stages[other].data}, tensor={plan.stages[other].tensor} for both",
             )
+
+
+def _microbatches(asked: Asked) -> Iterator[Problem]:
+    plan, workload = asked.plan, asked.workload
+    if workload is None or plan.schedule not in TRAITS or len(plan.stages) % plan.chunks:
+        return
+    count, rest = divmod(workload.global_batch, plan.microbatch * plan.dp)
+    if count < 1 or rest:  # `_batch` says so
+        return
+    if problem := microbatches_problem(plan.schedule, plan.pp, count):
+        yield problem
 
 
 def _place(stage: Stage) -> tuple[object, ...]:
@@ -325,6 +337,20 @@ def _sequence(asked: Asked) -> Iterator[Problem]:
             f"the model has learned positions up to {asked.model.max_position} only",
             f"sequence length {asked.model.max_position}",
         )
+
+
+_RULES = (
+    _layers,
+    _chunks,
+    _heads,
+    _widths,
+    _experts,
+    _devices,
+    _world,
+    _batch,
+    _microbatches,
+    _sequence,
+)
 
 
 # --- what runs today ---------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from plan_samples import make_cluster, make_model
@@ -246,14 +247,33 @@ def test_a_dense_model_has_no_expert_parallelism() -> None:
     assert only(verify(Plan.uniform(4, ep=2, dp=2), make_model())).works == "ep=1"
 
 
-def test_chunks_need_an_interleaved_schedule() -> None:
+def test_chunks_need_a_schedule_that_has_them() -> None:
     problem = only(verify(Plan.uniform(4, pp=2, chunks=2), make_model()))
-    assert "chunks=1" in problem.works
+    assert "chunks=2 with schedule=1f1b" in problem.what
+    assert problem.works == "chunks=1, or schedule in interleaved, breadth-first, zb-v, dualpipe-v"
+    for schedule in ("interleaved", "breadth-first", "zb-v", "dualpipe-v"):
+        assert verify(Plan.uniform(4, pp=2, chunks=2, schedule=schedule), make_model()) == []
+
+
+def test_a_schedule_with_too_few_micro_batches_names_both_numbers() -> None:
+    plan = Plan.uniform(4, pp=4, schedule="zb-h2", microbatch=2)
+    problem = only(verify(plan, make_model(), workload=work(12)))
+    assert problem.what == "6 micro-batches on 4 pipeline ranks with schedule=zb-h2"
+    assert "7 micro-batches or more" in problem.works
+    assert verify(plan, make_model(), workload=work(14)) == []
+
+
+def test_the_stages_of_a_v_that_share_a_rank_have_the_same_degrees() -> None:
+    outer, inner = Stage(start=0, stop=1, data=2), Stage(start=1, stop=2, tensor=2)
+    stages = (outer, inner, replace(inner, start=2, stop=3), replace(outer, start=3, stop=4))
+    assert verify(Plan(stages=stages, chunks=2, schedule="zb-v"), make_model()) == []
+    text = str(verify(Plan(stages=stages, chunks=2, schedule="interleaved"), make_model()))
+    assert "stage 2 has other degrees or devices than stage 0" in text
 
 
 def test_chunks_of_one_pipeline_rank_have_the_same_degrees() -> None:
     stages = tuple(Stage(start=i, stop=i + 1, data=data) for i, data in enumerate((2, 1, 1, 1)))
-    text = str(verify(Plan(stages=stages, chunks=2), make_model()))
+    text = str(verify(Plan(stages=stages, chunks=2, schedule="interleaved"), make_model()))
     assert "stage 2 has other degrees or devices than stage 0" in text
 
 

@@ -16,6 +16,7 @@ from triptych.plan.plan import Plan, Precision, Stage
 from triptych.plan.rules import verify
 from triptych.plan.short import parse_plan
 from triptych.plan.toml import load_plan, plan_from_toml, plan_toml, read_plan
+from triptych.schedule.traits import TRAITS
 
 MODEL = make_model(layers=12, kv_heads=8)
 
@@ -65,7 +66,10 @@ def legal_plans(draw: st.DrawFn) -> Plan:
     extra = draw(OTHERS) | {"precision": draw(PRECISIONS), "layouts": draw(LAYOUTS)}
     if extra["accumulation"] == "reduce_each":
         extra["zero"] = draw(st.integers(2, 3))
-    return Plan(stages=stages, **extra)
+    chunks = TRAITS[extra["schedule"]].least_chunks
+    if len(stages) % chunks or (each and chunks > 1):
+        chunks, extra["schedule"] = 1, "1f1b"
+    return Plan(stages=stages, chunks=chunks, **extra)
 
 
 @settings(max_examples=150, deadline=None)
