@@ -122,7 +122,12 @@ FAMILIES |= {
         "tie_word_embeddings": True,
     },
     "cohere": {**SMALL, "model_type": "cohere", "logit_scale": 3.0, "tie_word_embeddings": True},
-    "cohere norms": {**SMALL, "model_type": "cohere", "use_qk_norm": True},
+    "cohere norms": {
+        **SMALL,
+        "model_type": "cohere",
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
 }
 MHA_FAMILIES = ("gpt_neox", "gpt2")
 GROUPED_FAMILIES = (

@@ -97,8 +97,9 @@ class Family:
     """Names and rules of a family; the defaults are Llama's.
 
     `regions` maps a child of a layer to its row-parallel linear: input gathered or copied once,
-    output reduced once. `head` is the output matrix as it is stored; the library's module is
-    always `lm_head`.
+    output reduced once; in the order in which they run. Branches side by side behind one norm
+    (`joint_norm`) are one region. `head` is the output matrix as it is stored; the library's
+    module is always `lm_head`.
     """
 
     rules: Rules
@@ -113,6 +114,7 @@ class Family:
     regions: Mapping[str, str] = field(
         default_factory=lambda: {"self_attn": "o_proj", "mlp": "down_proj"}
     )
+    joint_norm: str | None = None
     norm_start: float = 1.0  # the value of a fresh norm's weight
     scaled_embedding: bool = False  # the library's embedding module multiplies (Gemma)
     wide_head_norm: bool = False  # query and key norms run over all heads together
@@ -221,6 +223,7 @@ _STARCODER2 = Family(
 )
 _COHERE = Family(
     rules={**_SEPARATE_QKV, **_GATED_MLP, **_SPLIT_HEAD_NORMS, **_whole("input_layernorm")},
+    joint_norm="input_layernorm",
     logit_factor="logit_scale",
 )
 

@@ -1,7 +1,9 @@
 """Turns a stage's modules into their tensor-parallel form, in place, keeping parameter names.
 
 A region is a child of a decoder layer that ends in a row-parallel linear: attention or MLP. Its
-input is gathered (or copied) once for all column-parallel linears, its output reduced once.
+input is gathered (or copied) once for all column-parallel linears, its output reduced once. Where
+both stand side by side behind one norm they are one region: the first leaves its partial sum to
+the second.
 """
 
 from __future__ import annotations
@@ -26,15 +28,45 @@ from triptych.runtime.tensor.norms import split_head_norms
 class RowParallelLinear(Linear):
     """y = sum over ranks of x_i W_i^T, plus the bias once; x_i is this rank's part of the input."""
 
-    def __init__(self, linear: Linear, comm: Communicator, sequence_parallel: bool) -> None:
+    def __init__(
+        self,
+        linear: Linear,
+        comm: Communicator,
+        sequence_parallel: bool,
+        other: UnsummedLinear | None = None,
+    ) -> None:
         super().__init__(linear, linear.deferral)
         self._comm = comm
         self._sequence_parallel = sequence_parallel
+        self._other = [] if other is None else [other]  # a list: not one of its submodules
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, S, part of the input width] to [B, S or s, H]."""
-        y = leave_region(product(x, self), self._comm, self._sequence_parallel)
+        """[B, S, part of the input width] to [B, S or s, H]; the other's sum is in it."""
+        y = product(x, self)
+        for other in self._other:
+            y = y + other.take()
+        y = leave_region(y, self._comm, self._sequence_parallel)
         return y if self.bias is None else y + self.bias
+
+
+class UnsummedLinear(Linear):
+    """The first of two row-parallel linears of one region: returns its bias, or zero, alone.
+
+    Its partial sum waits for the second, whose output the layer adds to this one's.
+    """
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__(linear, linear.deferral)
+        self._partial: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, S, part of the input width] to a tensor that broadcasts to [B, S or s, H]."""
+        self._partial = [product(x, self)]
+        return x.new_zeros(()) if self.bias is None else self.bias
+
+    def take(self) -> torch.Tensor:
+        """The partial sum [B, S, H] of the last call."""
+        return self._partial.pop()
 
 
 class VocabularyParallelEmbedding(nn.Module):
@@ -102,12 +134,32 @@ def shard_layer(
         hidden = enter_region(kwargs["hidden_states"], comm, sequence_parallel)
         return args, {**kwargs, "hidden_states": hidden}
 
+    if family.joint_norm is not None:
+        _shard_joint_region(layer, family, comm, sequence_parallel)
+        return
     for name, row in family.regions.items():
         region = layer.get_submodule(name)
         region.register_forward_pre_hook(entry, with_kwargs=True)
         linear = region.get_submodule(row)
         assert isinstance(linear, Linear)
-        setattr(region, row, RowParallelLinear(linear, comm, sequence_parallel))
+        region.add_module(row, RowParallelLinear(linear, comm, sequence_parallel))
+
+
+def _shard_joint_region(
+    layer: nn.Module, family: Family, comm: Communicator, sequence_parallel: bool
+) -> None:
+    """Both branches: entered behind the norm that they share, left by the second."""
+    assert family.joint_norm is not None
+    norm = layer.get_submodule(family.joint_norm)
+    norm.register_forward_hook(lambda _, __, x: enter_region(x, comm, sequence_parallel))
+    (first, first_row), (second, second_row) = (
+        (layer.get_submodule(name), row) for name, row in family.regions.items()
+    )
+    ours, theirs = first.get_submodule(first_row), second.get_submodule(second_row)
+    assert isinstance(ours, Linear) and isinstance(theirs, Linear)
+    unsummed = UnsummedLinear(ours)
+    first.add_module(first_row, unsummed)
+    second.add_module(second_row, RowParallelLinear(theirs, comm, sequence_parallel, unsummed))
 
 
 def shard_embedding(
