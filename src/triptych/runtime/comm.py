@@ -227,6 +227,15 @@ class Communicator:
         """Receives into `out` from the group member with index `source`."""
         return self._pending([self._launch_receive(out, self.ranks[source])], out)
 
+    def start_shift(self, tensor: torch.Tensor, out: torch.Tensor) -> Pending:
+        """Sends to the next rank of the ring and receives from the previous one, as one batch."""
+        if self.size == 1:
+            return self._done(tensor)
+        self._counted(tensor.nbytes)
+        following, previous = (self.ranks[(self.index + step) % self.size] for step in (1, -1))
+        works = self._launch_shift(tensor, following, out, previous)
+        return self._pending(works, out, buffers=[tensor])
+
     # ---- what strict mode replaces -----------------------------------------------------------
 
     def _launch_all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
@@ -243,6 +252,14 @@ class Communicator:
 
     def _launch_receive(self, out: torch.Tensor, rank: int) -> Any:
         return dist.irecv(out, rank, group=self._group)
+
+    def _launch_shift(
+        self, tensor: torch.Tensor, to: int, out: torch.Tensor, source: int
+    ) -> list[Any]:
+        send = dist.P2POp(dist.isend, tensor, to, group=self._group)
+        receive = dist.P2POp(dist.irecv, out, source, group=self._group)
+        works: list[Any] = dist.batch_isend_irecv([send, receive])
+        return works
 
     # ---- helpers -----------------------------------------------------------------------------
 

@@ -106,6 +106,11 @@ class StrictCommunicator(Communicator):
 
         return _Receive(work, private, out, acknowledge)
 
+    def _launch_shift(
+        self, tensor: torch.Tensor, to: int, out: torch.Tensor, source: int
+    ) -> list[Any]:
+        return [self._launch_receive(out, source), self._launch_send(tensor, to)]
+
     def _compare(self, operation: str, tensor: torch.Tensor) -> None:
         """Raises RunError unless every rank of the group makes this very call now."""
         text = f"{operation} {tuple(tensor.shape)} {tensor.dtype}"

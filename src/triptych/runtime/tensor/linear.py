@@ -46,9 +46,10 @@ class Deferral:
 
     def run(self, key: tuple[int, int]) -> None:
         """Adds what was kept under a key."""
-        for sink, grad, inputs in self._kept.pop(key):
-            sink.add_product(grad, inputs)
-            sink.arrive()
+        with torch.no_grad():
+            for sink, grad, inputs in self._kept.pop(key):
+                sink.add_product(grad, inputs)
+                sink.arrive()
 
     def take(self, sink: Sink, grad_TN: torch.Tensor, input_TK: torch.Tensor) -> None:
         """Adds a product now, or keeps it."""

@@ -1,0 +1,1 @@
+"""Context parallelism: the sequence is split over ranks, only attention communicates."""
