@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from triptych.schedule.timeline import Span, Timeline, Work, microbatch_of, work_of
+from triptych.schedule.timeline import Span, Timeline, Work, microbatch_of, stage_of, work_of
 from triptych.units import format_seconds
 
+# One character for each chunk; from the fourth on they look alike.
 _FILL = {
-    Work.FORWARD: ">",
-    Work.BACKWARD: "<",
-    Work.INPUT_GRADIENT: "<",
-    Work.WEIGHT_GRADIENT: "w",
+    Work.FORWARD: ">}])",
+    Work.BACKWARD: "<{[(",
+    Work.INPUT_GRADIENT: "ijkl",
+    Work.WEIGHT_GRADIENT: "wxyz",
     Work.WAITING: "~",
     Work.COMMUNICATION: "=",
     Work.OPTIMIZER: "#",
@@ -26,7 +27,8 @@ def draw_text(timeline: Timeline, width: int = 100) -> str:
         rank 0  0>1>....0<<<1<<<
         rank 1  ..0>0<<<1>1<<<..
 
-    A box starts with its micro-batch and is filled with the sort of work.
+    A box starts with its micro-batch and is filled with the sort of work, for which each chunk of
+    a rank has a character of its own.
     """
     head = len(f"rank {timeline.num_ranks - 1}  ")
     columns = max(8, width - head)
@@ -56,20 +58,35 @@ def _columns_per_s(timeline: Timeline, columns: int) -> float:
 
 
 def _row(timeline: Timeline, rank: int, per_s: float) -> str:
+    chunks = timeline.chunk_of_stage
     cells = [_IDLE] * round(timeline.makespan_s * per_s)
     for span in timeline.spans:
         if span.rank == rank:
             start = round((span.start_s - timeline.start_s) * per_s)
             stop = round((span.end_s - timeline.start_s) * per_s)
-            cells[start:stop] = _box(span, stop - start)
+            cells[start:stop] = _box(span, chunks, stop - start)
     return "".join(cells)
 
 
-def _box(span: Span, columns: int) -> str:
-    number, fill = microbatch_of(span.label), _FILL[work_of(span.label)]
+def _box(span: Span, chunks: dict[int, int], columns: int) -> str:
+    number, fill = microbatch_of(span.label), _fill(span.label, chunks)
     return number + fill * (columns - len(number)) if columns > len(number) else fill * columns
 
 
+def _fill(label: str, chunks: dict[int, int]) -> str:
+    """The character of a span: by its work and its chunk."""
+    characters, stage = _FILL[work_of(label)], stage_of(label)
+    chunk = chunks[stage] if stage is not None else 0
+    return characters[min(chunk, len(characters) - 1)]
+
+
 def _legend(timeline: Timeline) -> str:
-    works = sorted({work_of(span.label) for span in timeline.spans}, key=list(Work).index)
-    return "  ".join([f"{_FILL[work]} {work}" for work in works] + [f"{_IDLE} idle"])
+    """Characters of the works that occur, chunk by chunk: `>} forward  <{ backward`."""
+    chunks = timeline.chunk_of_stage
+    used = {(work_of(span.label), _fill(span.label, chunks)) for span in timeline.spans}
+    entries = []
+    for work in Work:
+        fills = "".join(c for c in _FILL[work] if (work, c) in used)
+        entries += [f"{fills} {work}"] if fills else []
+    many = ["(a character for each chunk)"] if max(chunks.values(), default=0) else []
+    return "  ".join([*entries, *many, f"{_IDLE} idle"])

@@ -10,24 +10,26 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from triptych.schedule.timeline import Span, Timeline, Work, microbatch_of, work_of
+from triptych.schedule.timeline import Span, Timeline, Work, microbatch_of, stage_of, work_of
 from triptych.units import format_seconds
 
 WIDTH = 1120
 _LEFT, _RIGHT = 64, 16
 _ROW_GAP = 4
 _TITLE_HEIGHT, _HEAD_HEIGHT, _AXIS_HEIGHT, _LEGEND_HEIGHT = 30, 24, 34, 26
+_MOST_STRIPES = 5
 _MOST_HOVER_TEXTS = 4000  # beyond, boxes carry none: the file would grow past a few megabytes
 
+# Boxes of a rank's second, third, ... chunk have one, two, ... stripes.
 # Forward and backward differ in lightness too, so that they can be told apart without colour.
 STYLE = """
 .tl{font:12px system-ui,sans-serif;color-scheme:light dark;
 --ink:#1d2433;--soft:#667085;--lane:#eef0f4;--grid:#d5d9e2;
---forward:#8fb8f0;--backward:#2f5fb3;--input:#3d7fc4;--weight:#5d4fb0;--comm:#e0a33a;--waiting:#f5e3c0;
+--forward:#8fb8f0;--backward:#2f5fb3;--input:#0f7f86;--weight:#8a5fc4;--comm:#e0a33a;--waiting:#f5e3c0;
 --optimizer:#3f9d78;--other:#9aa3b2;--on-forward:#12233f;--on-backward:#ffffff}
 @media (prefers-color-scheme:dark){.tl{
 --ink:#e6e9f0;--soft:#98a2b3;--lane:#262b36;--grid:#3b4252;
---forward:#8fb8f0;--backward:#3a6fca;--input:#4b8bd0;--weight:#7c6fd0;--comm:#d79a34;--waiting:#463a24;
+--forward:#8fb8f0;--backward:#3a6fca;--input:#17868d;--weight:#8f66c9;--comm:#d79a34;--waiting:#463a24;
 --optimizer:#4bae88;--other:#7d8698}}
 .tl text{fill:var(--ink)}.tl .soft{fill:var(--soft)}.tl .title{font-size:14px;font-weight:600}
 .tl .lane{fill:var(--lane)}.tl .grid{stroke:var(--grid);stroke-width:1}
@@ -38,6 +40,8 @@ STYLE = """
 .tl .other{fill:var(--other)}
 .tl .on{fill:var(--on-backward);font-size:11px;text-anchor:middle;pointer-events:none}
 .tl .on.forward{fill:var(--on-forward)}
+.tl .stripes{stroke:var(--on-backward);stroke-width:1.6;fill:none;pointer-events:none}
+.tl .stripes.forward{stroke:var(--on-forward)}
 """.strip()
 
 
@@ -117,6 +121,30 @@ def _draw_panel(panel: _Panel, scale: _Scale) -> Iterator[str]:
     digits = max((len(microbatch_of(span.label)) for span in timeline.spans), default=0)
     for span in timeline.spans:
         yield from _draw_span(span, panel, scale, has_hover, numbers_from=7 * digits + 3)
+    yield from _stripes(panel, scale)
+
+
+def _stripes(panel: _Panel, scale: _Scale) -> Iterator[str]:
+    """One path for the stripes on forwards, one for those on other boxes."""
+    timeline, chunks = panel.timeline, panel.timeline.chunk_of_stage
+    lines: dict[bool, list[str]] = {True: [], False: []}
+    for span in timeline.spans:
+        stage = stage_of(span.label)
+        left, right = _edges(span, timeline, scale)
+        is_forward = work_of(span.label) is Work.FORWARD
+        for number in range(min(chunks[stage], _MOST_STRIPES) if stage is not None else 0):
+            y = _row_y(panel, span.rank, scale) + 3.5 + 3 * number
+            lines[is_forward].append(f"M{left:.1f} {y:.1f}H{right:.1f}")
+    for is_forward, drawn in lines.items():
+        if drawn:
+            css = "stripes forward" if is_forward else "stripes"
+            yield f'<path class="{css}" d="{"".join(drawn)}"/>'
+
+
+def _edges(span: Span, timeline: Timeline, scale: _Scale) -> tuple[float, float]:
+    """Left and right of a box; a hairline of background keeps neighbours apart if there is room."""
+    left, right = (scale.x(t - timeline.start_s) for t in (span.start_s, span.end_s))
+    return left, max(right - (1 if right - left > 4 else 0), left + 0.3)
 
 
 def _row_y(panel: _Panel, rank: int, scale: _Scale) -> float:
@@ -132,11 +160,10 @@ def _draw_span(
 ) -> Iterator[str]:
     """The box, and its micro-batch if it is at least `numbers_from` wide."""
     start_s, end_s = (t - panel.timeline.start_s for t in (span.start_s, span.end_s))
-    left, right = scale.x(start_s), scale.x(end_s)
+    left, right = _edges(span, panel.timeline, scale)
+    width = right - left
     y = _row_y(panel, span.rank, scale)
     css = work_of(span.label).replace(" ", "-")
-    # A hairline of background keeps neighbours apart where there is room for it.
-    width = max(right - left - (1 if right - left > 4 else 0), 0.3)
     box = f'<rect class="{css}" x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" {_tall(scale)}'
     hover = f"{span.label} on rank {span.rank}: {start_s:.4g} to {end_s:.4g} s"
     yield f"{box}><title>{escape(hover)}</title></rect>" if has_hover else f"{box}/>"
@@ -174,3 +201,7 @@ def _legend(panels: Sequence[_Panel], y: float) -> Iterator[str]:
         yield f'<rect class="{css}" x="{x:.0f}" y="{y - 10:.0f}" width="14" height="12" rx="2"/>'
         yield f'<text class="soft" x="{x + 20:.0f}" y="{y:.0f}">{name}</text>'
         x += 34 + 7 * len(name)
+    chunks = max((c for p in panels for c in p.timeline.chunk_of_stage.values()), default=0)
+    if chunks:
+        many = "no stripe: first chunk, one: second" + (", and so on" if chunks > 1 else "")
+        yield f'<text class="soft" x="{x:.0f}" y="{y:.0f}">{many}</text>'

@@ -63,6 +63,12 @@ def microbatch_of(label: str) -> str:
     return match[3] if match else ""
 
 
+def stage_of(label: str) -> int | None:
+    """The stage in the label of a compute span; None for other labels."""
+    match = _COMPUTE_LABEL.fullmatch(label)
+    return int(match[1]) if match else None
+
+
 class Span(NamedTuple):
     """One stretch of work on one rank."""
 
@@ -105,6 +111,20 @@ class Timeline:
         spans = tuple(span for span in self.spans if work_of(span.label) in COMPUTE_WORK)
         return self if len(spans) == len(self.spans) else Timeline(spans, self.num_ranks)
 
+    @property
+    def chunk_of_stage(self) -> dict[int, int]:
+        """For each stage that computes, which of its rank's stages it is: 0 for the first."""
+        by_rank: dict[int, set[int]] = {}
+        for span in self.spans:
+            stage = stage_of(span.label)
+            if stage is not None:
+                by_rank.setdefault(span.rank, set()).add(stage)
+        return {
+            stage: chunk
+            for stages in by_rank.values()
+            for chunk, stage in enumerate(sorted(stages))
+        }
+
     def busy_s(self, rank: int) -> float:
         """Seconds that a rank computes (forward or backward)."""
         return sum(
@@ -143,6 +163,17 @@ class Timeline:
         """
         busy_s, window_s = self._busy_and_window_s()
         return (window_s - busy_s) / window_s if window_s else 0.0
+
+    @property
+    def bubble_inside_spans(self) -> float:
+        """Share of the longest span that even the busiest rank's work leaves idle.
+
+        The "bubble rate" of zero-bubble schedules (Qi et al. 2024, sec. 5.3): 0 for ZB-H2 and ZB-V
+        with F = I = W, although ranks start and end apart.
+        """
+        longest_s = self.longest_span_s
+        busy_s = max((self.busy_s(rank) for rank in range(self.num_ranks)), default=0.0)
+        return max(0.0, 1.0 - busy_s / longest_s) if longest_s else 0.0
 
     @property
     def bubble_over_ideal(self) -> float:

@@ -125,6 +125,23 @@ def test_a_schedule_is_drawn_into_a_file(
     assert path.read_text().startswith("<svg") and "rank 1: 1F0 1F1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("interleaved", "chunks of micro-batches held at once, by rank: 5, 3"),
+        ("zb-v", "0.0% between the first and the last action of the busiest rank"),
+        ("dualpipe-v", "rank 1: 1F0 2F0 1F1"),
+        ("zb-auto", "with those that wait for their weight gradients: 3, 3"),
+    ],
+)
+def test_every_schedule_is_printed_with_as_few_chunks_as_it_has(
+    name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["schedule", name, "--stages", "2", "--microbatches", "4"]) == 0
+    out = capsys.readouterr().out
+    assert said in out and "legal: " in out
+
+
 def test_the_first_line_comes_at_once() -> None:
     start = time.perf_counter()
     assert triptych("--help").returncode == 0

@@ -19,6 +19,10 @@ def unit(action: Action) -> float:
     return 1.0 if action.kind is Kind.F else 2.0
 
 
+def unit_halves(action: Action) -> float:
+    return 2.0 if action.kind is Kind.B else 1.0
+
+
 def test_1f1b_on_two_ranks_as_text() -> None:
     assert draw_text(simulate(build_program("1f1b", 2, 3), unit)).splitlines() == [
         "rank 0  0>1>....0<<<2>1<<<..2<<<",
@@ -38,6 +42,27 @@ def test_text_has_a_legend_of_the_work_that_occurs() -> None:
     text = draw_text(Timeline(spans, 1))
     assert text.splitlines()[0] == "rank 0  0>==##"
     assert "= communication  # optimizer  . idle" in text
+
+
+def test_zb_v_on_two_ranks_as_text() -> None:
+    assert draw_text(simulate(build_program("zb-v", 2, 3, 2), unit_halves)).splitlines() == [
+        "rank 0  0>1>2>0}0j0x1}1j1x0i0w2}2j2x1i1w2i2w..",
+        "rank 1  ..0>0}1>1}0j0x2>0i0w2}1j1x1i2j2i1w2x2w",
+        ">} forward  ij input gradient  wx weight gradient  (a character for each chunk)  . idle"
+        "   one column = 500 ms",
+    ]
+
+
+def test_svg_has_stripes_on_later_chunks_only() -> None:
+    for name, chunks, lines in (("1f1b", 1, 0), ("zb-v", 2, 18), ("interleaved", 3, 36)):
+        drawing = svg(simulate(build_program(name, 2, 3, chunks), unit_halves), name)
+        assert drawing.count("M") == lines, name
+
+
+def test_svg_has_a_colour_for_each_half_of_a_backward() -> None:
+    drawing = svg(simulate(build_program("zb-h1", 2, 2), unit_halves), "zb-h1")
+    assert drawing.count('rect class="input-gradient"') == 4 + 1
+    assert drawing.count('rect class="weight-gradient"') == 4 + 1
 
 
 def test_an_empty_timeline_can_be_drawn() -> None:

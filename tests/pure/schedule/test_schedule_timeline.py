@@ -90,3 +90,16 @@ def test_the_bubble_is_counted_between_first_and_last_compute() -> None:
 def test_an_empty_timeline_has_no_bubble() -> None:
     empty = Timeline((), num_ranks=2)
     assert (empty.makespan_s, empty.bubble_fraction, empty.bubble_over_ideal) == (0.0, 0.0, 0.0)
+
+
+def test_the_longest_span_is_that_of_one_rank_wherever_it_starts() -> None:
+    spans = (Span(0, "0F0", 0, 2), Span(1, "1F0", 2, 3), Span(1, "1B0", 4, 5))
+    timeline = Timeline(spans, 2)
+    assert timeline.longest_span_s == 3
+    assert timeline.makespan_s == 5
+    assert timeline.bubble_inside_spans == pytest.approx(1 / 3)
+
+
+def test_chunks_are_counted_in_each_rank_by_stage() -> None:
+    spans = (Span(0, "3F0", 0, 1), Span(0, "0F0", 1, 2), Span(1, "1F0", 0, 1), Span(1, "2W0", 1, 2))
+    assert Timeline(spans, 2).chunk_of_stage == {0: 0, 3: 1, 1: 0, 2: 1}
