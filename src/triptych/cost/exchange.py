@@ -35,6 +35,18 @@ def halves_bytes(site: Site, setting: Setting, halves: int) -> float:
     return halves * gather_bytes(setting.tensor, site.activation_bytes(setting))
 
 
+def norm_sum_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """Size of the sums that norms over all heads exchange in a pass: a fp32 each a token."""
+    norms = 2 * any(op.operator.name == "qk_norm_joint" for op in local)
+    return norms * 4.0 * site.tokens(setting)
+
+
+def norm_sum_s(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """Seconds of those sums in a pass."""
+    size_bytes = norm_sum_bytes(site, local, setting)
+    return site.tensor.all_reduce_s(size_bytes) if size_bytes else 0.0
+
+
 def ring_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
     """Bytes of the keys and values that a rank passes on in one round of ring attention."""
     widths = (

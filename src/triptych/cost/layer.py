@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from triptych.cost.exchange import HALVES, dispatch_s, halves_s, regions, ring_s
+from triptych.cost.exchange import (
+    HALVES,
+    dispatch_s,
+    halves_s,
+    norm_sum_s,
+    regions,
+    ring_s,
+)
 from triptych.cost.operators import Seconds, host_s, operator_seconds, with_host
 from triptych.cost.recompute import kept_elements, repeated, repeated_halves, saved_elements
 from triptych.cost.setting import Parts, PieceCost, Setting
@@ -46,7 +53,8 @@ def _pass(
     issued_s = host_s(site.rates, setting, len(local))[0 if is_forward else 1]
     return Parts(
         compute_s=with_host(site.rates, work_s, issued_s),
-        tensor_s=halves_s(site, setting, HALVES * regions(block)),
+        tensor_s=halves_s(site, setting, HALVES * regions(block))
+        + norm_sum_s(site, local, setting),
         context_s=ring_s(site, local, seconds, setting, rounds=1 if is_forward else 2),
         expert_s=dispatch_s(site, block, setting),
     )

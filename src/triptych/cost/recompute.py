@@ -39,7 +39,7 @@ def repeated_halves(model: Model, block: Block, setting: Setting) -> int:
 
 def _stops_early(model: Model, block: Block) -> bool:
     """True if nothing behind the MLP's last product is kept for the backward."""
-    return isinstance(block.mlp, Mlp) and not model.dropout and block.norms < 4
+    return isinstance(block.mlp, Mlp) and not model.dropout and not block.ends_in_norm
 
 
 def _unneeded(model: Model, block: Block, local: tuple[LocalOperator, ...]) -> int:

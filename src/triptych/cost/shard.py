@@ -136,4 +136,6 @@ def _saved(op: Operator, share: float, query: int, key: int) -> tuple[float, flo
         return op.saved * share, 0.0
     if op.name in REGION_NORMS and op.saved > op.elements / 2.0:
         return op.saved / 2.0, op.saved / 2.0
+    if op.name.endswith("_residual"):  # read by a region, where it is whole
+        return op.saved, 0.0
     return 0.0, op.saved

@@ -12,6 +12,7 @@ from triptych.cost.exchange import (
     HALVES,
     dispatch_bytes,
     halves_bytes,
+    norm_sum_bytes,
     regions,
     ring_bytes,
 )
@@ -53,8 +54,9 @@ def layer_traffic(
     halves = 2 * HALVES * regions(block) + repeated_halves(site.model, block, setting)
     ring = (setting.context - 1) * ring_bytes(site, local, setting)
     dispatched = gather_bytes(setting.expert, dispatch_bytes(site, block, setting))
+    sums = all_reduce_bytes(setting.tensor, norm_sum_bytes(site, local, setting))
     return Traffic(
-        tensor=halves_bytes(site, setting, halves),
+        tensor=halves_bytes(site, setting, halves) + passes * sums,
         context=(passes + 1) * ring,
         expert=passes * 2 * dispatched,
     )

@@ -7,6 +7,11 @@ activation bytes) is in `count.py` and `operators.py`; reading is in `hf.py` and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+HeadNorm = Literal["shared", "per head", "joint"]
+"""A norm of each head with weights that all share (Qwen 3) or of its own (Cohere), or one norm
+over all heads together (OLMo 2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +34,8 @@ class Attention:
     head_dim: int
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: bool = False  # a norm on queries and keys: `head_dim` elements that all heads share
-    qk_norm_wide: bool = False  # ... or an element for each of all heads' (OLMo 2, Cohere)
+    qk_norm: bool = False  # a norm on queries and one on keys
+    qk_norm_kind: HeadNorm = "shared"
     rotary: bool = True  # positions enter by rotating queries and keys
     sinks: bool = False  # one learned logit per query head (GPT-OSS)
     window: int | None = None  # sliding window in tokens; None: full causal
@@ -80,6 +85,12 @@ class Block:
     mlp: Mlp | Experts
     norms: int = 2  # norms of `hidden` elements in the layer
     norm_bias: bool = False  # LayerNorm rather than RMSNorm
+    output_norms: bool = False  # two norms stand behind the branches, not before (OLMo 2)
+
+    @property
+    def ends_in_norm(self) -> bool:
+        """True if each branch has a norm on its output."""
+        return self.norms >= 4 or self.output_norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from triptych.model.model import Attention, Block, Experts, Latent, Mlp, Model
+from triptych.model.model import Attention, Block, Experts, HeadNorm, Latent, Mlp, Model
 
 Kind = Literal["gemm", "attention", "memory"]
 Split = Literal["none", "column", "row", "heads", "vocab", "sequence"]
@@ -95,8 +95,9 @@ def average_context(sequence_length: int, window: int | None, causal: bool) -> f
 def block_operators(model: Model, block: Block) -> tuple[Operator, ...]:
     """The operators of one layer in the order of the forward pass."""
     hidden, with_bias = model.hidden, block.norm_bias
-    first = (_norm("attention_norm", hidden, with_bias),)
-    second = (_norm("mlp_norm", hidden, with_bias),) if block.norms >= 2 else ()
+    first = () if block.output_norms else (_norm("attention_norm", hidden, with_bias),)
+    has_second = block.norms >= 2 and not block.output_norms
+    second = (_norm("mlp_norm", hidden, with_bias),) if has_second else ()
     return (
         *first,
         *_attention(model, block),
@@ -261,15 +262,19 @@ def _branch_end(name: str, model: Model, block: Block) -> tuple[Operator, ...]:
     """What a residual branch ends with: its output norm (Gemma), dropout, the addition."""
     hidden = model.hidden
     operators: list[Operator] = []
-    if block.norms >= 4:
+    if block.ends_in_norm:
         # The norm's output is only added, and an addition keeps nothing: its input is all there is.
         operators.append(_norm(f"{name}_output_norm", hidden, block.norm_bias, keeps_output=False))
     if model.dropout:
         operators.append(_dropout(f"{name}_dropout", hidden))
-    residual = f"{name}_residual"
-    operators.append(
-        Operator(name=residual, kind="memory", split="sequence", elements=3.0 * hidden)
+    residual = Operator(
+        name=f"{name}_residual",
+        kind="memory",
+        split="sequence",
+        elements=3.0 * hidden,
+        saved=float(hidden) if block.output_norms else 0.0,  # the next product reads it as it is
     )
+    operators.append(residual)
     return tuple(operators)
 
 
@@ -309,18 +314,25 @@ def _norm(name: str, width: int, with_bias: bool, *, keeps_output: bool = True) 
     )
 
 
+_HEAD_NORM_NAMES: dict[HeadNorm, str] = {
+    "shared": "qk_norm",
+    "per head": "qk_norm_per_head",
+    "joint": "qk_norm_joint",
+}
+
+
 def _head_norm(attention: Attention) -> Operator:
     """A norm of the queries and one of the keys; keeps its input.
 
     Weights that all heads share (`qk_norm`) are whole on every rank, others go with the heads.
     """
     width = attention.query_width + attention.kv_width
-    wide = attention.qk_norm_wide
+    shared = attention.qk_norm_kind == "shared"
     return Operator(
-        name="qk_norm_wide" if wide else "qk_norm",
+        name=_HEAD_NORM_NAMES[attention.qk_norm_kind],
         kind="memory",
         split="heads",
-        weight_elements=width if wide else 2 * attention.head_dim,
+        weight_elements=2 * attention.head_dim if shared else width,
         elements=2.0 * width,
         saved=float(width),
     )

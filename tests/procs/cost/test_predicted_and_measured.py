@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from family_samples import UNEVEN, family_config
 from layouts import batch_of, make_engine, split, tiny_config
 from ranks import run_ranks
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -61,7 +62,19 @@ def test_every_rank_sends_the_bytes_that_are_predicted(
         max_position_embeddings=LENGTH,
         tie_word_embeddings=tied,
     )
-    plan = Plan.uniform(LAYERS, **settings)
+    _compare(Plan.uniform(LAYERS, **settings), config)
+
+
+@pytest.mark.parametrize("family", [name for name in UNEVEN if name not in ("llama", "qwen3")])
+@pytest.mark.parametrize("settings", [{"pp": 2}, {"sequence_parallel": True, "recompute": "full"}])
+def test_ranks_of_every_family_send_the_bytes_that_are_predicted(
+    family: str, settings: dict[str, Any]
+) -> None:
+    config = family_config(family) | {"vocab_size": VOCAB}
+    _compare(Plan.uniform(4, tp=2, **settings), config)
+
+
+def _compare(plan: Plan, config: dict[str, Any]) -> None:
     work = Workload(sequence_length=LENGTH, global_batch=SEQUENCES)
     pricer = Pricer(from_config(config, "tiny"), parse_cluster(f"1x{plan.world_size}xcpu"), work)
     frame, storage = Frame.of(pricer, plan), Storage.of(plan)

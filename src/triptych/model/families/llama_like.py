@@ -119,8 +119,11 @@ def olmo2(keys: ConfigKeys) -> Model:
     """OLMo 2: norms behind the branches only, and over all query and all key heads together."""
     trunk = read_trunk(keys)
     bias = keys.flag("attention_bias")
-    attention = grouped(keys, trunk, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_wide=True)
-    block = Block(attention=attention, mlp=Mlp(width=keys.count("intermediate_size")))
+    attention = grouped(
+        keys, trunk, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_kind="joint"
+    )
+    mlp = Mlp(width=keys.count("intermediate_size"))
+    block = Block(attention=attention, mlp=mlp, output_norms=True)
     return assemble(keys, trunk, [block] * trunk.layers)
 
 
@@ -169,7 +172,7 @@ def cohere(keys: ConfigKeys) -> Model:
     trunk = read_trunk(keys)
     bias, normed = keys.flag("attention_bias"), keys.flag("use_qk_norm")
     attention = grouped(
-        keys, trunk, qkv_bias=bias, out_bias=bias, qk_norm=normed, qk_norm_wide=normed
+        keys, trunk, qkv_bias=bias, out_bias=bias, qk_norm=normed, qk_norm_kind="per head"
     )
     block = Block(attention=attention, mlp=Mlp(width=keys.count("intermediate_size")), norms=1)
     return assemble(keys, trunk, [block] * trunk.layers, tied=True, positions=8192)
