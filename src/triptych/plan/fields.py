@@ -71,6 +71,22 @@ PRECISION: dict[str, Field] = dict.fromkeys(
     ("parameter", "gradient", "reduction", "master", "moments"), Field(str, values=DTYPES)
 )
 
+# What other tools call our keys.
+FOREIGN_NAMES = {
+    "tensor_parallel": "tp",
+    "tensor_model_parallel_size": "tp",
+    "pipeline_parallel": "pp",
+    "pipeline_model_parallel_size": "pp",
+    "data_parallel": "dp",
+    "context_parallel": "cp",
+    "expert_parallel": "ep",
+    "zero_stage": "zero",
+    "micro_batch_size": "microbatch",
+    "activation_checkpointing": "recompute",
+    "virtual_stages": "chunks",
+    "dtype": "precision",
+}
+
 
 def value_problem(key: str, value: object, field: Field) -> Problem | None:
     """What is wrong with the value of a setting, if anything; a misspelt word gets close ones."""
@@ -82,8 +98,13 @@ def value_problem(key: str, value: object, field: Field) -> Problem | None:
 
 
 def unknown_key(key: str, known: Iterable[str], where: str) -> Problem:
-    """The problem of a key that does not exist, with the nearest ones that do."""
+    """The problem of a key that does not exist, with the nearest ones that do.
+
+    Names of other tools are understood.
+    """
     names = list(known)
-    close = nearest(key, names)
+    ours = {name: name for name in names}
+    ours |= {name: own for name, own in FOREIGN_NAMES.items() if own in ours}
+    close = list(dict.fromkeys(ours[name] for name in nearest(key, ours)))
     works = ", ".join(close) if close else "one of " + ", ".join(names)
     return Problem(f"unknown key '{key}' in {where}", "every key is known", works)
