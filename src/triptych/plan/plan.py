@@ -150,8 +150,11 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Data ranks that divide one copy of the model's state among them: 1 without ZeRO."""
-        return (self.hybrid_shard or self.dp) if self.zero else 1
+        """Ranks that divide one copy of the model's state among them: 1 without ZeRO.
+
+        Context ranks share it with data ranks: both see other tokens of the global batch.
+        """
+        return (self.hybrid_shard or self.dp * self.cp) if self.zero else 1
 
     @property
     def reduces_each(self) -> bool:

@@ -365,7 +365,10 @@ def unrunnable(plan: Plan, model: Model) -> list[str]:
 
 def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
     plain = (
-        (plan.cp > 1, f"context parallelism (cp={plan.cp})"),
+        (
+            plan.cp > 1 and any(block.attention.window for block in model.blocks),
+            f"context parallelism (cp={plan.cp}) with sliding windows",
+        ),
         (plan.ep > 1, f"expert parallelism (ep={plan.ep})"),
         (plan.chunks > 1, f"several chunks a rank (chunks={plan.chunks})"),
         (plan.schedule not in RUNNABLE_SCHEDULES, f"schedule {plan.schedule}"),

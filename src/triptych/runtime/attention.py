@@ -13,7 +13,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from triptych.runtime.comm import Communicator
+from triptych.runtime.context.ring import ring_attention
+
 NAME = "triptych"
+CONTEXT = "context_ranks"
+"""Attribute of an attention module: the communicator over which its sequence is split."""
 
 
 def causal_attention(
@@ -33,10 +38,14 @@ def causal_attention(
     heads, consecutive query heads share one. `softcap` c bends scores to c x tanh(scores / c).
     """
     assert attention_mask is None, "masks are decided here"
+    scale = query_BHSD.shape[-1] ** -0.5 if scaling is None else scaling
+    context: Communicator | None = getattr(module, CONTEXT, None)
+    if context is not None:
+        ringed = ring_attention(query_BHSD, key_BKTD, value_BKTD, scale, context)
+        return ringed.transpose(1, 2), None
     new, total = query_BHSD.shape[2], key_BKTD.shape[2]
     if softcap is not None:
         allowed = _allowed(new, total, sliding_window, query_BHSD.device)
-        scale = query_BHSD.shape[-1] ** -0.5 if scaling is None else scaling
         capped = _capped_attention(query_BHSD, key_BKTD, value_BKTD, allowed, scale, softcap)
         return capped.transpose(1, 2), None
     mask = _mask(new, total, sliding_window, query_BHSD.device)
@@ -46,7 +55,7 @@ def causal_attention(
         value_BKTD,
         attn_mask=mask,
         is_causal=mask is None and new > 1,
-        scale=scaling,
+        scale=scale,
         enable_gqa=query_BHSD.shape[1] != key_BKTD.shape[1],
     )
     return out_BHSD.transpose(1, 2), None

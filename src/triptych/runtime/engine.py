@@ -24,6 +24,7 @@ from triptych.runtime.build.slots import collect_slots, fill_initial
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen_norms
 from triptych.runtime.build.zoo import require_no_dropout, skeleton
+from triptych.runtime.context.zigzag import zigzag_positions
 from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.pieces import weight_shards
@@ -82,6 +83,7 @@ class Engine:
         self.plan, self.model, self.mesh = plan, model, mesh
         self.stages, self.buckets, self.optimizer = stages, buckets, optimizer
         self._split = plan.tp if plan.sequence_parallel else 1
+        self._unit = self._split * (2 * plan.cp if plan.cp > 1 else 1)
         self._recorder = Recorder(mesh.device)
         self._interpreter = Interpreter(
             {stage.index: stage for stage in stages},
@@ -162,8 +164,7 @@ class Engine:
 
         The parts of the loss add up over all ranks.
         """
-        tokens = self._count_tokens(microbatches)
-        prepared = [self._prepare(microbatch) for microbatch in microbatches]
+        prepared, tokens = self._prepare(microbatches)
         self._set_training(True)
         self.buckets.begin_step()
         losses = self._interpreter.run(
@@ -181,8 +182,7 @@ class Engine:
 
         Replicas may pass different numbers of micro-batches, none included.
         """
-        tokens = self._count_tokens(microbatches)
-        prepared = [self._prepare(microbatch) for microbatch in microbatches]
+        prepared, tokens = self._prepare(microbatches)
         prepared += self._idle(len(prepared))
         self._set_training(False)
         loss = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
@@ -192,22 +192,31 @@ class Engine:
                 loss = self._owned_loss(self._interpreter.run(actions, prepared, 1.0))
         return float(self.mesh.world.all_reduce(loss)), tokens
 
-    def _prepare(self, microbatch: MicroBatch) -> MicroBatch:
-        """On the device, padded so that the sequence divides over the tensor ranks."""
-        device, short = self.mesh.device, -microbatch.input_ids.shape[1] % self._split
-        ids = microbatch.input_ids.to(device, non_blocking=True)
-        labels = microbatch.labels.to(device, non_blocking=True)
+    def _prepare(self, microbatches: Sequence[MicroBatch]) -> tuple[list[MicroBatch], int]:
+        """This rank's tokens on its device, and the trained tokens of the global batch."""
+        mine = [self._own_tokens(microbatch) for microbatch in microbatches]
+        tokens = self._count_tokens(mine)
+        return [microbatch.to(self.mesh.device) for microbatch in mine], tokens
+
+    def _own_tokens(self, microbatch: MicroBatch) -> MicroBatch:
+        """Padded so that the sequence divides over context and tensor ranks; its context part."""
+        ids, labels = microbatch.input_ids, microbatch.labels
+        short = -ids.shape[1] % self._unit
         if short:
             ids = torch.nn.functional.pad(ids, (0, short), value=0)
             labels = torch.nn.functional.pad(labels, (0, short), value=IGNORED)
-        return MicroBatch(ids, labels)
+        context = self.mesh.context
+        if context.size == 1:
+            return MicroBatch(ids, labels)
+        positions = zigzag_positions(ids.shape[1], context.size, context.index)
+        return MicroBatch(ids[:, positions], labels[:, positions], positions)
 
     def _idle(self, count: int) -> list[MicroBatch]:
         """Empty micro-batches for a replica with fewer than others, if all must gather together."""
         if not self.buckets.sharding.divides_values:
             return []
         most = int(self.mesh.shard.all_reduce(torch.tensor([count]), maximum=True))
-        ids = torch.zeros(1, self._split, dtype=torch.int64, device=self.mesh.device)
+        ids = torch.zeros(1, self._unit // self.plan.cp, dtype=torch.int64, device=self.mesh.device)
         return [MicroBatch(ids, torch.full_like(ids, IGNORED))] * (most - count)
 
     def _count_tokens(self, microbatches: Sequence[MicroBatch]) -> int:

@@ -4,6 +4,8 @@ Axes: tensor (tp), data (dp), pipeline (pp). Beside them stand the groups that a
 
 * `forward` and `backward`: for activations and their gradients, each to higher and (with several
   stages a rank) to lower pipeline ranks, so that no direction waits for another;
+* `context` (cp): ranks that hold parts of the same sequences; they belong to the data axis too,
+  as far as gradients are concerned;
 * `tie`: first and last stage, which both hold a tied embedding;
 * `copies`: tensor ranks that hold the same KV head when there are more ranks than KV heads;
 * `shard` and `replicas`: the data axis in two, for ZeRO: ranks that divide one copy of the state,
@@ -38,6 +40,7 @@ class Mesh:
     device: torch.device
     counters: Counters
     tensor: Communicator
+    context: Communicator
     data: Communicator
     shard: Communicator
     replicas: Communicator
@@ -72,7 +75,7 @@ class Mesh:
         ends = [(g[first], g[last]) if first != last else g[:1] for g in axis_groups(plan, "pp")]
         everyone = tuple(range(world))
         reduced = [everyone] if plan.zero else axis_groups(plan, "tp-pp")
-        data = maker.make("data", axis_groups(plan, "dp"))
+        data = maker.make("data", axis_groups(plan, "cp-dp"))
         shard, replicas = _sharing(maker, plan, data)
         return cls(
             plan=plan,
@@ -81,6 +84,7 @@ class Mesh:
             device=local_device(),
             counters=maker.counters,
             tensor=maker.make("tensor", axis_groups(plan, "tp")),
+            context=maker.make("context", axis_groups(plan, "cp")),
             data=data,
             shard=shard,
             replicas=replicas,
@@ -102,8 +106,8 @@ def _sharing(
         return data, alone
     if size == 1:
         return alone, data
-    groups = axis_groups(plan, "dp")
-    cuts = [group[start : start + size] for group in groups for start in range(0, plan.dp, size)]
+    groups = axis_groups(plan, "cp-dp")
+    cuts = [group[start : start + size] for group in groups for start in range(0, data.size, size)]
     strides = [group[start::size] for group in groups for start in range(size)]
     return maker.make("data", cuts), maker.make("data", strides)
 

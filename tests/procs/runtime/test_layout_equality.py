@@ -30,6 +30,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "PP2xDP2 ZeRO-1": {"pp": 2, "dp": 2, "zero": 1},
     "recompute": {"recompute": "full"},
     "TP2xPP2+SP recompute": {"tp": 2, "pp": 2, "sequence_parallel": True, "recompute": "full"},
+    "CP2": {"cp": 2},
+    "CP2xTP2+SP": {"cp": 2, "tp": 2, "sequence_parallel": True},
+    "CP2xDP2 ZeRO-1": {"cp": 2, "dp": 2, "zero": 1},
+    "CP2xPP2 ZeRO-3 recompute": {"cp": 2, "pp": 2, "zero": 3, "recompute": "full"},
     "2x2x2": {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "sequence_parallel": True},
 }
 MODELS: dict[str, dict[str, Any]] = {

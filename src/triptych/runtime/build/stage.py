@@ -19,6 +19,7 @@ from torch.nn import functional
 from triptych.model.model import Model
 from triptych.plan.families import Family, family_of
 from triptych.plan.plan import Plan, part
+from triptych.runtime.attention import CONTEXT
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.recompute import recompute_layer
 from triptych.runtime.tensor.functions import enter_region
@@ -83,6 +84,7 @@ class StageModule(nn.Module):
         self._hidden = model.hidden
         self._recompute = plan.recompute
         self._tensor = mesh.tensor
+        self._context = mesh.context
         self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
         start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
         self._vocabulary = Vocabulary(start, stop, mesh.tensor)
@@ -103,6 +105,8 @@ class StageModule(nn.Module):
             if self._tensor.size > 1:
                 shard_layer(layer, family, self._tensor, self._sequence_parallel)
                 set_heads(layer, model, self._tensor)
+            if self._context.size > 1:
+                setattr(layer.get_submodule(family.attention), CONTEXT, self._context)
             if self._recompute == "full":
                 recompute_layer(layer)
 
@@ -127,15 +131,17 @@ class StageModule(nn.Module):
         self,
         ids_BS: torch.Tensor,
         received_BsH: torch.Tensor | None = None,
+        positions_S: torch.Tensor | None = None,
         cache: Any = None,
     ) -> torch.Tensor:
         """Runs the stage: token ids or received hidden states to hidden states [B, s, H].
 
-        On the last stage they are normalised. `cache` is the library's key/value cache.
+        On the last stage they are normalised. Positions follow the `cache`, the library's
+        key/value cache, unless they are given.
         """
-        length = ids_BS.shape[1]
-        past = cache.get_seq_length() if cache is not None else 0
-        positions = torch.arange(past, past + length, device=ids_BS.device)[None]
+        if positions_S is None:
+            past = cache.get_seq_length() if cache is not None else 0
+            positions_S = torch.arange(past, past + ids_BS.shape[1], device=ids_BS.device)
         if received_BsH is None:
             embedded_BsH = self._trunk.get_submodule(self._family.embedding)(ids_BS)
         else:
@@ -145,7 +151,7 @@ class StageModule(nn.Module):
             embedded_BsH = received_BsH.new_zeros(1, 1, 1).expand(received_BsH.shape)
         output = self._trunk(
             inputs_embeds=embedded_BsH,
-            position_ids=positions,
+            position_ids=positions_S[None],
             cache=cache,
             use_cache=cache is not None,
         )

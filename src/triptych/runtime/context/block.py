@@ -84,4 +84,6 @@ def _gather(grad_BHTD: torch.Tensor, x_BKTD: torch.Tensor) -> torch.Tensor:
     heads = x_BKTD.shape[1]
     if grad_BHTD.shape[1] == heads:
         return grad_BHTD
-    return grad_BHTD.unflatten(1, (heads, -1)).sum(dim=2)
+    grad_BHTD = grad_BHTD.contiguous()
+    batch, _, length, dim = grad_BHTD.shape
+    return grad_BHTD.view(batch, heads, -1, length, dim).sum(dim=2)

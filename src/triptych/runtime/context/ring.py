@@ -76,8 +76,8 @@ class _Ring(torch.autograd.Function):
         comm, scale = ctx.comm, ctx.scale
         grad, whole, half = grads[0].contiguous(), Attended(out, lse), q.shape[2] // 2
         travelling = _pass_on(own, comm)
-        grad_q, *parts = attend_backward(grad, q, own[0], own[1], whole, scale, causal=True)
-        grad_own, returning = torch.stack(parts), None
+        grad_q, grad_k, grad_v = attend_backward(grad, q, own[0], own[1], whole, scale, True)
+        grad_own, returning = torch.stack((grad_k, grad_v)), None
         for step in range(1, comm.size):
             kv = travelling.wait()
             if step + 1 < comm.size:
@@ -85,16 +85,18 @@ class _Ring(torch.autograd.Function):
             grad_kv = torch.zeros_like(kv)
             if step <= comm.index:
                 early = kv[:, :, :, :half]
-                parts = attend_backward(grad, q, early[0], early[1], whole, scale, causal=False)
-                grad_q += parts[0]
-                grad_kv[:, :, :, :half] = torch.stack(parts[1:])
+                part, grad_k, grad_v = attend_backward(
+                    grad, q, early[0], early[1], whole, scale, False
+                )
+                grad_q += part
+                grad_kv[:, :, :, :half] = torch.stack((grad_k, grad_v))
             else:
                 late = Attended(out[:, :, half:], lse[:, :, half:])
-                parts = attend_backward(
-                    grad[:, :, half:], q[:, :, half:], kv[0], kv[1], late, scale, causal=False
+                part, grad_k, grad_v = attend_backward(
+                    grad[:, :, half:], q[:, :, half:], kv[0], kv[1], late, scale, False
                 )
-                grad_q[:, :, half:] += parts[0]
-                grad_kv = torch.stack(parts[1:])
+                grad_q[:, :, half:] += part
+                grad_kv = torch.stack((grad_k, grad_v))
             if returning is not None:
                 grad_kv += returning.wait()
             returning = _pass_on(grad_kv, comm)

@@ -28,10 +28,20 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Token ids [B, S] and labels [B, S]: `labels[t]` is the target of position t, -100 none."""
+    """Token ids [B, S] and labels [B, S]: `labels[t]` is the target of position t, -100 none.
+
+    `positions` [S] are given where the tokens are a part of their sequences.
+    """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
+    positions: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on a device."""
+        ids, labels = (x.to(device, non_blocking=True) for x in (self.input_ids, self.labels))
+        positions = None if self.positions is None else self.positions.to(device)
+        return MicroBatch(ids, labels, positions)
 
 
 @dataclass(slots=True)
@@ -127,7 +137,7 @@ class Interpreter:
         if received is not None and torch.is_grad_enabled():
             received.requires_grad_()
         with self._recorder.span(f"{key[0]}F{key[1]}"):
-            output = stage(microbatch.input_ids, received)
+            output = stage(microbatch.input_ids, received, microbatch.positions)
             if stage.is_last:
                 output = stage.loss(output, microbatch.labels, step.scale)
                 step.losses[key[1]] = output.detach()

@@ -83,7 +83,7 @@ class InferenceStage:
             shape = (1, len(ids_S), self._model.hidden)
             empty = torch.empty(shape, dtype=self._dtype, device=self._mesh.device)
             received = pipeline.start_receive(empty, pipeline.index - 1).wait()
-        hidden_1SH: torch.Tensor = self._stage(ids_S[None], received, cache)
+        hidden_1SH: torch.Tensor = self._stage(ids_S[None], received, cache=cache)
         if not self._stage.is_last:
             pipeline.start_send(hidden_1SH.contiguous(), pipeline.index + 1).wait()
             return None
