@@ -26,6 +26,7 @@ from triptych.runtime.build.wide import widen_norms
 from triptych.runtime.build.zoo import require_no_dropout, skeleton
 from triptych.runtime.context.zigzag import zigzag_positions
 from triptych.runtime.data.buckets import GradientBuckets
+from triptych.runtime.data.live import LiveBytes, live_bytes
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.pieces import weight_shards
 from triptych.runtime.data.sharding import Sharding
@@ -35,6 +36,7 @@ from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
 from triptych.runtime.precision import torch_dtype
 from triptych.runtime.record import Recorder
+from triptych.runtime.replicas import differing_replicas
 from triptych.runtime.shard import Shard
 from triptych.runtime.tensor.linear import Deferral
 from triptych.runtime.tensor.loss import IGNORED
@@ -246,9 +248,17 @@ class Engine:
         weights = [shard for b in self.buckets.buckets for shard in weight_shards(b)]
         return weights + self.optimizer.shards()
 
+    def live_bytes(self) -> LiveBytes:
+        """Bytes of the live tensors of the model's state on this rank, by term."""
+        return live_bytes(self.buckets, self.optimizer)
+
     def after_load(self, step: int) -> None:
         """Takes what was loaded into the shards as the state after `step` steps."""
         self.optimizer.after_load(step)
+
+    def differing_replicas(self) -> list[str]:
+        """Parameters whose copies are not bitwise equal, with the ranks; collective."""
+        return differing_replicas(self.shards())
 
     def timeline(self) -> Timeline:
         """The last step's spans of all pipeline ranks of replica 0; collective over all ranks.

@@ -138,6 +138,11 @@ class Train(Section):
     eval_batches: Whole = Field(
         default=0, description="Global batches in one evaluation; 0: all of the evaluation text."
     )
+    check_replicas_every: Whole = Field(
+        default=0,
+        description="Steps between checks that ranks which hold the same parameters hold the same "
+        "bits; 0: never. A difference ends the run before anything is saved.",
+    )
     log_every: Whole = Field(
         default=0,
         description="Steps between printed lines where there is no progress bar; 0: about 20 "

@@ -26,6 +26,8 @@ from triptych.train.progress import Reporter
 from triptych.train.result import Position, Summary
 from triptych.train.status import Phase, StatusFile
 
+_LISTED = 3  # parameters in a message
+
 
 class Step(Protocol):
     """What the loop reads of a step's result; on a GPU reading waits for the device."""
@@ -52,7 +54,7 @@ class Step(Protocol):
 
 
 class Trains(Protocol):
-    """What the loop needs of an engine. Both calls are collective."""
+    """What the loop needs of an engine. All calls are collective."""
 
     def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> Step:
         """One optimizer step."""
@@ -62,6 +64,9 @@ class Trains(Protocol):
 
     def timeline(self) -> Timeline:
         """The spans of the last step."""
+
+    def differing_replicas(self) -> list[str]:
+        """The parameters whose copies differ, with the ranks."""
 
 
 class Saves(Protocol):
@@ -89,6 +94,7 @@ class Lengths:
     global_batch: int
     eval_every: int = 0
     save_every: int = 0
+    check_every: int = 0
 
 
 class _Waiting(NamedTuple):
@@ -213,21 +219,38 @@ class Loop:
         """Evaluates and saves if it is time to; neither counts into the next step's time."""
         evaluates = self._is_due(position.step, self._lengths.eval_every)
         saves = self._is_due(position.step, self._lengths.save_every)
-        if position.step == start.step + 2 or evaluates or saves:
+        checks = _is_multiple(position.step, self._lengths.check_every)
+        if position.step == start.step + 2 or evaluates or saves or checks:
             self._read(0)
             self._memory.share()
         if position.step == self._lengths.steps:
             self.timeline = self._engine.timeline()  # before an evaluation adds to it
+        if checks:
+            self._check_replicas(position.step)
         if evaluates:
             self._evaluate(position.step)
         if saves:
             self._status.set(position.step, Phase.SAVE)
             self._checkpoint = self._saver.save(position.step, position.samples)
-        if evaluates or saves:
+        if evaluates or saves or checks:
             self._last_end_s = time.perf_counter()
 
     def _is_due(self, step: int, every: int) -> bool:
-        return step == self._lengths.steps or (every > 0 and step % every == 0)
+        return step == self._lengths.steps or _is_multiple(step, every)
+
+    def _check_replicas(self, step: int) -> None:
+        differing = self._engine.differing_replicas()
+        if differing:
+            more = len(differing) - _LISTED
+            lines = [*differing[:_LISTED], *([f"and {more} more"] if more > 0 else [])]
+            raise RunError(
+                f"step {step}: copies of {len(differing)} parameters differ over the ranks\n"
+                + "".join(f"    {line}\n" for line in lines)
+                + "    rule: ranks that hold the same parameters hold the same bits\n"
+                f"    works: the last checkpoint ({self._checkpoint or 'none in this launch'}) on "
+                "other devices: a difference means that one of them is faulty"
+            )
+        self._reporter.say(f"step {step}: all replicas are bitwise equal")
 
     def _evaluate(self, step: int) -> None:
         if self._evaluation is None:
@@ -243,6 +266,10 @@ class Loop:
         if self._metrics is not None:
             self._metrics.evaluation(record)
         self._reporter.evaluation(record)
+
+
+def _is_multiple(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 def _on_host(arrays: Arrays) -> MicroBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,23 @@ def draft(job: Job, place: Place | None, planner: Planner, say: Say) -> Draft:
     for line in data_lines(text, data, job):
         say(line)
     prediction = planner.price(source.model, choice.cluster, choice.workload, choice.plan)
+    for line in _pipeline_lines(choice, prediction):
+        say(line)
     return Draft(job=job, source=source, choice=choice, data=data, prediction=prediction)
+
+
+def _pipeline_lines(choice: Choice, prediction: Mapping[str, Any]) -> Iterator[str]:
+    """How full the pipeline is, if there is one."""
+    plan, bubble = choice.plan, prediction.get("bubble_fraction")
+    if plan.pp == 1 or bubble is None:
+        return
+    count = plan.num_microbatches(choice.workload.global_batch)
+    yield f"pipeline: {count} micro-batches over {plan.pp} ranks, predicted bubble {bubble:.0%}"
+    if count < plan.pp:
+        yield (
+            f"warning: fewer micro-batches ({count}) than pipeline ranks ({plan.pp}) leave ranks "
+            "idle; a larger [train] global_batch, a smaller microbatch or fewer ranks do not"
+        )
 
 
 def _build(

@@ -219,6 +219,7 @@ class _Rank:
                 global_batch=job.train.global_batch,
                 eval_every=job.train.eval_every,
                 save_every=job.checkpoint.every,
+                check_every=job.train.check_replicas_every,
             ),
             rate=learning_rate(job),
             training=training_data(job, self._plan, self._data, engine.mesh.coordinates.dp),

@@ -115,3 +115,21 @@ def has_infinite_gradient(folder: str) -> Summary:
     if is_bad_rank():
         Engine.gradients = gradients  # type: ignore[method-assign]
     return worker.run_rank(folder)
+
+
+def has_a_flipped_bit(folder: str) -> Summary:
+    """One element of the last norm changes on one rank after step 3, as a faulty memory does."""
+    whole, calls = Engine.step, 0
+
+    def step(engine: Engine, microbatches: Sequence[MicroBatch], rate: float) -> StepResult:
+        nonlocal calls
+        calls += 1
+        result = whole(engine, microbatches, rate)
+        if calls == BAD_STEP:
+            shards = [s for s in engine.shards() if s.kind == "weight"]
+            next(s for s in shards if s.name == "model.norm.weight").tensor[0] += 1e-6
+        return result
+
+    if is_bad_rank():
+        Engine.step = step  # type: ignore[method-assign]
+    return worker.run_rank(folder)

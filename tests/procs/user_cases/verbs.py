@@ -13,15 +13,19 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import pytest
 from job_samples import write_job
 from tiny_runs import stop_fork_server
 
 from triptych.cli.main import run
+from triptych.train import launch
 from triptych.train.fork_server import start_fork_server
+from triptych.train.result import Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,11 @@ def process(*args: str | Path, folder: Path, **environment: str) -> Ended:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Ended(code=done.returncode, out=done.stdout, err=done.stderr, cpu_s=cpu_s)
+
+
+def entry_of_ranks(patch: pytest.MonkeyPatch, entry: Callable[[str], Summary]) -> None:
+    """`triptych train` in this process starts its ranks with another entry."""
+    patch.setattr(launch, "launch", partial(launch.launch, entry=entry))
 
 
 def job(folder: Path, **config: int | str | bool) -> Path:
