@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 RUNNABLE_FAMILIES = tuple(FAMILIES)
-RUNNABLE_SCHEDULES = ("gpipe", "1f1b")
 RUNNABLE_DTYPES = ("fp64", "fp32", "bf16")
 RUNNABLE_OFFLOADS = ("none", "optimizer")
 
@@ -370,8 +369,6 @@ def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
             f"context parallelism (cp={plan.cp}) with sliding windows",
         ),
         (plan.ep > 1, f"expert parallelism (ep={plan.ep})"),
-        (plan.chunks > 1, f"several chunks a rank (chunks={plan.chunks})"),
-        (plan.schedule not in RUNNABLE_SCHEDULES, f"schedule {plan.schedule}"),
         (plan.recompute == "selective", "selective recomputation (recompute=selective)"),
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),

@@ -12,6 +12,7 @@ from triptych.errors import RunError
 from triptych.model.count import parameters
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
+from triptych.plan.ranks import placement, stages_of_rank
 from triptych.runtime.shard import Shard
 from triptych.train.memory import gathered
 from triptych.units import format_count
@@ -45,24 +46,27 @@ def startup_lines(plan: Plan, model: Model, ranks: Sequence[Built]) -> list[str]
         raise RunError(
             f"{sum(counts)} parameters were built, but the model has {total}: {counts} by stage"
         )
+    who = "stage" if plan.chunks == 1 else "pipeline rank"
     lines = [
-        f"stage {index}: {_layers(plan, index)}, {format_count(count)} parameters ({count})"
+        f"{who} {index}: {_layers(plan, index)}, {format_count(count)} parameters ({count})"
         for index, count in enumerate(counts)
     ]
     lines.append(
         f"all stages: {plan.num_layers} layers, {format_count(total)} parameters ({total})"
     )
-    if model.tied and plan.pp > 1:
+    if model.tied and placement(plan)[0] != placement(plan)[-1]:
         lines.append("the last stage shares the embedding of stage 0; it counts there")
     lines.append(f"dtypes: {_dtypes(plan, ranks[0].dtypes)}")
     return lines
 
 
-def _layers(plan: Plan, index: int) -> str:
-    stage = plan.stages[index]
-    if stage.num_layers == 1:
-        return f"layer {stage.start}"
-    return f"layers {stage.start}-{stage.stop - 1}"
+def _layers(plan: Plan, pp_index: int) -> str:
+    """The layers of a pipeline rank: `layers 0-3`, with several stages `layers 0-1, 6-7`."""
+    stages = [plan.stages[index] for index in stages_of_rank(plan, pp_index)]
+    if len(stages) == 1 and stages[0].num_layers == 1:
+        return f"layer {stages[0].start}"
+    spans = (str(s.start) if s.num_layers == 1 else f"{s.start}-{s.stop - 1}" for s in stages)
+    return "layers " + ", ".join(spans)
 
 
 def _dtypes(plan: Plan, found: Mapping[str, str]) -> str:

@@ -96,7 +96,7 @@ def test_on_cpus_every_plan_runs() -> None:
 
 
 def test_on_gpus_the_best_plan_that_runs_is_given_too() -> None:
-    model = load_model("llama-3.1-8b")
+    model = load_model("mistral-7b-v0.1")  # sliding windows: context parallelism is priced only
     result = search(
         model, parse_cluster("1x8xA100-SXM4-80GB"), Workload(sequence_length=32768, global_batch=8)
     )
