@@ -100,11 +100,15 @@ def train(
         result = engine.step(microbatches, learning_rate)
         run.losses.append(result.loss)
         run.norms.append(result.grad_norm)
-    pieces += [
-        (s.kind, s.name, s.shape, s.box, s.tensor.detach().clone().numpy()) for s in engine.shards()
-    ]
+    pieces += [(s.kind, s.name, s.shape, s.box, _array(s.tensor)) for s in engine.shards()]
     run.tensors.update({("pieces", ""): pieces})  # type: ignore[dict-item]
     return run
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """A copy for another process; 16-bit values as fp32, which numpy knows."""
+    wide = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return wide.detach().clone().numpy()
 
 
 def _gradient_parts(engine: Engine) -> list[Any]:

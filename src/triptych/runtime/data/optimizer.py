@@ -60,7 +60,7 @@ class ShardedAdamW:
         self._buckets = buckets
         self._settings = settings
         self._precision = plan.precision
-        self._is_offloaded = plan.offload == "optimizer"
+        self.is_offloaded = plan.offload == "optimizer"
         self.states = [self._make_state(bucket) for bucket in buckets.buckets]
 
     @property
@@ -83,7 +83,7 @@ class ShardedAdamW:
 
     def _home(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """A zero tensor like a shard where state lives: beside it, or in host memory."""
-        if not self._is_offloaded:
+        if not self.is_offloaded:
             return torch.zeros_like(values, dtype=dtype)
         return torch.zeros(values.shape, dtype=dtype, pin_memory=values.is_cuda)
 
@@ -105,7 +105,7 @@ class ShardedAdamW:
         clip = self._settings.clip_norm
         divisor = (norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)
         found_inf = (~torch.isfinite(norm)).float()
-        if self._is_offloaded:
+        if self.is_offloaded:
             for state in self.states:
                 self._visit(state, learning_rate, divisor.float(), found_inf)
         else:

@@ -1,0 +1,121 @@
+"""ZeRO-2, ZeRO-3 and hybrid sharding = one process: loss, norm, every gradient, weights, moments."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from layouts import DOUBLE, Run, assert_equal_runs, batch_of, make_engine, merge, tiny_config, train
+from ranks import run_ranks
+
+from triptych.plan.plan import Plan, Precision
+from triptych.runtime.pipeline.interpreter import MicroBatch
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ZeRO-2": {"dp": 2, "zero": 2},
+    "ZeRO-2 on 3 ranks, small buckets": {"dp": 3, "zero": 2, "bucket_bytes": 20_000},
+    "ZeRO-2, whole gradients till the last": {"dp": 2, "zero": 2, "accumulation": "reduce_last"},
+    "ZeRO-3": {"dp": 2, "zero": 3},
+    "ZeRO-3 on 3 ranks": {"dp": 3, "zero": 3},
+    "ZeRO-3 on 4 ranks": {"dp": 4, "zero": 3, "microbatch": 1},
+    "ZeRO-3, whole gradients till the last": {"dp": 2, "zero": 3, "accumulation": "reduce_last"},
+    "ZeRO-3 without prefetch": {"dp": 2, "zero": 3, "prefetch": 0},
+    "ZeRO-3, prefetch beyond the model": {"dp": 2, "zero": 3, "prefetch": 9},
+    "ZeRO-3 recompute": {"dp": 2, "zero": 3, "recompute": "full"},
+    "hybrid ZeRO-1": {"dp": 4, "zero": 1, "hybrid_shard": 2, "microbatch": 1},
+    "hybrid ZeRO-2": {"dp": 4, "zero": 2, "hybrid_shard": 2, "microbatch": 1},
+    "hybrid ZeRO-3": {"dp": 4, "zero": 3, "hybrid_shard": 2, "microbatch": 1},
+    "offloaded optimizer": {"dp": 2, "zero": 3, "offload": "optimizer"},
+    "TP2+SP x ZeRO-2": {"tp": 2, "dp": 2, "zero": 2, "sequence_parallel": True},
+    "TP2+SP x ZeRO-3": {"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True},
+    "TP4 copied KV heads x ZeRO-3": {"tp": 4, "dp": 2, "zero": 3},
+    "PP2 x ZeRO-2": {"pp": 2, "dp": 2, "zero": 2},
+    "PP2 x ZeRO-3": {"pp": 2, "dp": 2, "zero": 3},
+    "PP2 GPipe x ZeRO-2": {"pp": 2, "dp": 2, "zero": 2, "schedule": "gpipe"},
+    "PP2 GPipe x ZeRO-3 recompute": {
+        "pp": 2,
+        "dp": 2,
+        "zero": 3,
+        "schedule": "gpipe",
+        "recompute": "full",
+    },
+    "PP4 of one layer x ZeRO-3": {"pp": 4, "dp": 2, "zero": 3},
+    "TP2+SP x PP2 x ZeRO-3": {"tp": 2, "pp": 2, "dp": 2, "zero": 3, "sequence_parallel": True},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "untied": {},
+    "tied": {"tie_word_embeddings": True},
+    "vocabulary 503": {"vocab_size": 503, "num_key_value_heads": 4},
+}
+PRECISIONS = {"fp64": (DOUBLE, 1e-12), "fp32": (Precision(), 1e-5)}
+
+
+def _run(plan: Plan, model: str, clip_norm: float) -> Run:
+    config = tiny_config(**MODELS[model])
+
+    def body() -> Run:
+        # A large epsilon keeps Adam from dividing rounding noise by its own size.
+        return train(plan, config, sequences=12, eps=1e-2, clip_norm=clip_norm)
+
+    return merge(run_ranks(plan.world_size, body))
+
+
+@cache
+def _reference(model: str, precision: str) -> Run:
+    plan = Plan.uniform(4, precision=PRECISIONS[precision][0], microbatch=12)
+    return _run(plan, model, 0.0 if precision == "fp64" else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"), [("untied", "fp64"), ("tied", "fp64"), ("vocabulary 503", "fp32")]
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_sharding_equals_one_process(layout: str, model: str, precision: str) -> None:
+    dtypes, tolerance = PRECISIONS[precision]
+    plan = Plan.uniform(4, precision=dtypes, **{"microbatch": 2, **LAYOUTS[layout]})
+    run = _run(plan, model, 0.0 if precision == "fp64" else 0.5)
+    assert_equal_runs(run, _reference(model, precision), tolerance)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_bf16_with_fp32_master_weights_is_zero_1(zero: int) -> None:
+    def body(stage: int) -> Run:
+        plan = Plan.uniform(4, dp=2, zero=stage, microbatch=6, precision=Precision.mixed())
+        return train(plan, tiny_config(), sequences=12, gradients=False)
+
+    ours, zero_1 = (merge(run_ranks(2, body, stage)) for stage in (zero, 1))
+    # Buckets are cut elsewhere, so the norm that clips may differ in its last bit.
+    assert_equal_runs(ours, zero_1, 1e-6)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_a_step_that_is_not_finite_changes_nothing(zero: int) -> None:
+    def body() -> bool:
+        plan = Plan.uniform(4, dp=2, zero=zero)
+        engine = make_engine(plan, tiny_config())
+        rows = [MicroBatch(i[None], y[None]) for i, y in batch_of(0, 2, 24, 512)]
+        engine.step(rows, 1e-2)
+        before = [shard.tensor.detach().clone() for shard in engine.shards()]
+        layer = engine.stages[0].causal_lm.get_submodule("model.layers.1")
+        handle = layer.register_forward_hook(lambda module, args, out: out * float("inf"))
+        engine.step(rows, 1e-2)
+        handle.remove()
+        after = [shard.tensor.detach() for shard in engine.shards()]
+        return all(a.equal(b) for a, b in zip(after, before, strict=True))
+
+    assert run_ranks(2, body) == [True, True]
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_replicas_may_evaluate_different_numbers_of_micro_batches(zero: int) -> None:
+    rows = batch_of(3, 3, 24, 512)
+
+    def body(plan: Plan) -> tuple[float, int]:
+        engine = make_engine(plan, tiny_config())
+        mine = rows if plan.dp == 1 else [rows[:3], rows[3:]][engine.mesh.coordinates.dp]
+        return engine.evaluate([MicroBatch(i[None], y[None]) for i, y in mine])
+
+    (expected, tokens), *_ = run_ranks(1, body, Plan.uniform(4))
+    for loss, count in run_ranks(2, body, Plan.uniform(4, dp=2, zero=zero)):
+        assert count == tokens and loss == pytest.approx(expected, rel=1e-6)
