@@ -1,4 +1,4 @@
-"""ZeRO-2, ZeRO-3 and hybrid sharding = one process: loss, norm, every gradient, weights, moments."""
+"""ZeRO-2, ZeRO-3 and hybrid sharding = one process: loss, norm, gradients, weights, moments."""
 
 from __future__ import annotations
 
