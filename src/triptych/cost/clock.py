@@ -16,8 +16,17 @@ _Key = tuple[bool, int, int]
 """An input: (is a forward's, the stage that needs it, micro-batch)."""
 
 
-def rank_ends_s(program: Program, stages: Sequence[Pair], hop_s: float) -> list[float]:
-    """The end of each rank's last action; `program` holds compute actions only and is legal."""
+def rank_ends_s(
+    program: Program,
+    stages: Sequence[Pair],
+    hop_s: float,
+    halves: Sequence[Pair] | None = None,
+) -> list[float]:
+    """The end of each rank's last action; `program` holds compute actions only and is legal.
+
+    `halves` are the seconds of I and of W of each stage (absent: half of its backward each).
+    """
+    halves = halves or [(backward_s / 2.0, backward_s / 2.0) for _, backward_s in stages]
     ends_s = [0.0] * program.num_ranks
     position = [0] * program.num_ranks
     ready_s: dict[_Key, float] = {}
@@ -42,8 +51,10 @@ def rank_ends_s(program: Program, stages: Sequence[Pair], hop_s: float) -> list[
                 now_s = max(now_s, at_s)
             if is_forward:
                 now_s += forward_s
+            elif kind is Kind.B:
+                now_s += backward_s
             else:
-                now_s += backward_s if kind is Kind.B else backward_s / 2.0
+                now_s += halves[stage][kind is Kind.W]
             target = stage + 1 if is_forward else stage - 1
             if kind is not Kind.W and 0 <= target <= last:
                 produced = (is_forward, target, microbatch)

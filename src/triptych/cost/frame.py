@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from triptych.cost.memory import Memory, overhead_bytes, rank_memory, state_bytes, work_bytes
-from triptych.cost.pipeline import Pair, in_flight
+from triptych.cost.pipeline import Moment, Pair
 from triptych.cost.pricer import Pricer, StageCost
 from triptych.cost.setting import Setting
 from triptych.cost.shard import copies_of
@@ -16,6 +16,7 @@ from triptych.cost.storage import Storage
 from triptych.cost.sync import Axes, Tail, step_tail
 from triptych.plan.plan import Plan, Stage
 from triptych.schedule.program import Program
+from triptych.schedule.traits import TRAITS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class Frame:
     settings: tuple[Setting, ...]
     costs: tuple[StageCost, ...]
     chunks: int
+    is_v_shaped: bool
     num_microbatches: int
 
     @classmethod
@@ -38,7 +40,8 @@ class Frame:
             for s in plan.stages
         )
         count = plan.num_microbatches(pricer.workload.global_batch)
-        return cls.build(pricer, plan.stages, settings, plan.chunks, max(1, count))
+        shape = (plan.chunks, TRAITS[plan.schedule].is_v_shaped)
+        return cls.build(pricer, plan.stages, settings, *shape, max(1, count))
 
     @classmethod
     def build(
@@ -47,6 +50,7 @@ class Frame:
         stages: tuple[Stage, ...],
         settings: tuple[Setting, ...],
         chunks: int,
+        is_v_shaped: bool,
         num_microbatches: int,
     ) -> Frame:
         """Prices the stages."""
@@ -61,6 +65,7 @@ class Frame:
             settings=settings,
             costs=costs,
             chunks=chunks,
+            is_v_shaped=is_v_shaped,
             num_microbatches=num_microbatches,
         )
 
@@ -71,13 +76,25 @@ class Frame:
         """Pipeline ranks."""
         return len(self.stages) // self.chunks
 
-    def stages_of(self, rank: int) -> range:
+    def stages_of(self, rank: int) -> Sequence[int]:
         """The stages that a pipeline rank runs."""
+        if self.is_v_shaped:
+            return rank, len(self.stages) - 1 - rank
         return range(rank, len(self.stages), self.num_ranks)
+
+    @cached_property
+    def placement(self) -> tuple[int, ...]:
+        """The pipeline rank of each stage."""
+        ranks = {stage: rank for rank in range(self.num_ranks) for stage in self.stages_of(rank)}
+        return tuple(ranks[stage] for stage in range(len(self.stages)))
 
     def program(self, schedule: str, num_microbatches: int) -> Program:
         """The schedule's program for these stages."""
         return self.pricer.program(schedule, self.num_ranks, num_microbatches, self.chunks)
+
+    def peaks(self, schedule: str) -> tuple[tuple[Moment, ...], ...]:
+        """For each pipeline rank, the moments at which it may hold most."""
+        return self.pricer.peaks(schedule, self.num_ranks, self.num_microbatches, self.chunks)
 
     @cached_property
     def kind_of_rank(self) -> tuple[int, ...]:
@@ -116,7 +133,7 @@ class Frame:
             tensor=pricer.group(stage.tensor, 1),
             copies=pricer.group(copies, 1),
             tie=pricer.group(2, (self.num_ranks - 1) * stage.num_devices)
-            if self.num_ranks > 1
+            if self.num_ranks > 1 and not self.is_v_shaped  # a V has both ends on one rank
             else pricer.group(1, 1),
         )
 
@@ -143,6 +160,13 @@ class Frame:
         return [
             (cost.forward_s + more[0], cost.backward_s + more[1])
             for cost, more in zip(self.costs, extra, strict=True)
+        ]
+
+    def halves(self, storage: Storage) -> list[Pair]:
+        """Seconds of I and of W of each stage's backward, ZeRO's own traffic in I."""
+        return [
+            (cost.input_s + self.sharded(storage, index)[1], cost.weight_s)
+            for index, cost in enumerate(self.costs)
         ]
 
     def sharded(self, storage: Storage, stage_index: int) -> Pair:
@@ -193,12 +217,11 @@ class Frame:
         waiting = 2 * site.message_bytes(setting) if self.num_ranks > 1 else 0.0
         return waiting + (site.activation_bytes(setting) if setting.sequence_parallel else 0.0)
 
-    def memory(self, rank: int, storage: Storage, flights: Sequence[int]) -> Memory:
-        """Peak bytes of a pipeline rank; `flights` are micro-batches in flight by stage."""
-        stages = self.stages_of(rank)
+    def memory(self, rank: int, storage: Storage, schedule: str) -> Memory:
+        """Peak bytes of a pipeline rank under a schedule."""
         return rank_memory(
-            [self.costs[stage] for stage in stages],
-            [flights[stage] for stage in stages],
+            [self.costs[stage] for stage in self.stages_of(rank)],
+            self.peaks(schedule)[rank],
             self._storage(storage, rank),
             self.exchange_bytes(rank),
             self.is_cpu,
@@ -206,9 +229,8 @@ class Frame:
 
     def largest_memory(self, storage: Storage, schedule: str) -> Memory:
         """The memory of the rank that needs most."""
-        flights = in_flight(schedule, self.num_ranks, self.num_microbatches, self.chunks)
         return max(
-            (self.memory(rank, storage, flights) for rank in self.distinct),
+            (self.memory(rank, storage, schedule) for rank in self.distinct),
             key=lambda memory: memory.total_bytes,
         )
 
@@ -225,18 +247,16 @@ class Frame:
 
     def work(self, schedule: str) -> list[float]:
         """Bytes of activations on each rank of `distinct`: the part that the schedule changes."""
-        flights = in_flight(schedule, self.num_ranks, self.num_microbatches, self.chunks)
-        work = []
+        peaks, work = self.peaks(schedule), []
         for rank in self.distinct:
-            stages = self.stages_of(rank)
-            kept = work_bytes([self.costs[s] for s in stages], [flights[s] for s in stages])
+            kept = work_bytes([self.costs[s] for s in self.stages_of(rank)], peaks[rank])
             work.append(sum(kept) + self.exchange_bytes(rank))
         return work
 
     def shrinking_bytes(self, schedule: str) -> float:
         """At most what a larger micro-batch saves: gradients of the head, one a micro-batch."""
-        flights = in_flight(schedule, self.num_ranks, self.num_microbatches, self.chunks)
-        tensors = self.costs[-1].head_gradient_bytes * flights[-1]
+        moments = self.peaks(schedule)[self.placement[-1]]
+        tensors = self.costs[-1].head_gradient_bytes * max(m[-1].in_flight for m in moments)
         return tensors + overhead_bytes(tensors, self.is_cpu) - overhead_bytes(0.0, self.is_cpu)
 
     def peak_bytes(self, state: Sequence[float], work: Sequence[float]) -> float:

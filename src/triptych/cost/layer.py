@@ -36,7 +36,26 @@ def layer_cost(
         recomputed_flops=flops,
         saved_bytes=kept_elements(site, local, setting) * bytes_per_element,
         working_bytes=working * bytes_per_element,
+        weight_s=sum(s.weight_gradient_s for s in seconds),
+        input_s=backward.total_s + again.total_s - _saved_by_splitting_s(site, seconds, setting),
+        deferred_bytes=_deferred_elements(local) * bytes_per_element,
     )
+
+
+def _saved_by_splitting_s(site: Site, seconds: list[Seconds], setting: Setting) -> float:
+    """How much shorter than the whole backward its half I is.
+
+    The work of W; less of it where the host, which issues everything in I, sets the pace.
+    """
+    _, issued_s = host_s(site.rates, setting, len(seconds))
+    whole_s, input_s = sum(s.backward_s for s in seconds), sum(s.input_gradient_s for s in seconds)
+    return with_host(site.rates, whole_s, issued_s) - with_host(site.rates, input_s, issued_s)
+
+
+def _deferred_elements(local: tuple[LocalOperator, ...]) -> float:
+    """Elements per token that wait for W: each product's input and the gradient of its output."""
+    products = [op for op in local if op.operator.kind == "gemm"]
+    return float(sum((op.k + op.n) * op.operator.tokens_factor for op in products))
 
 
 def _pass(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from triptych.cost.pipeline import Moment
 from triptych.cost.pricer import StageCost
 from triptych.cost.storage import Storage
 from triptych.units import GIB
@@ -38,17 +39,17 @@ class Memory(NamedTuple):
 
 def rank_memory(
     stages: Sequence[StageCost],
-    in_flight: Sequence[int],
+    moments: Sequence[Moment],
     storage: Storage,
     exchange_bytes: float,
     is_cpu: bool,
 ) -> Memory:
-    """Peak bytes of a rank that runs `stages`, keeping `in_flight` micro-batches of each.
+    """Peak bytes of a rank that runs `stages`, at the worst of some moments.
 
     `exchange_bytes` are hidden states on their way: messages to other stages, gathered sequences.
     """
     weights, gradients, optimizer, buffers = state_bytes(stages, storage)
-    activations, logits = work_bytes(stages, in_flight)
+    activations, logits = work_bytes(stages, moments)
     tensors = (weights, gradients, optimizer, activations, logits, buffers + exchange_bytes)
     return Memory(*tensors, overhead=overhead_bytes(sum(tensors), is_cpu))
 
@@ -69,14 +70,20 @@ def state_bytes(stages: Sequence[StageCost], storage: Storage) -> tuple[float, f
     )
 
 
-def work_bytes(stages: Sequence[StageCost], in_flight: Sequence[int]) -> tuple[float, float]:
-    """Activations, and logits with the head's gradient: what a schedule keeps alive."""
-    activations = max(stage.working_bytes for stage in stages)
+def work_bytes(stages: Sequence[StageCost], moments: Sequence[Moment]) -> tuple[float, float]:
+    """Activations, and logits with the head's gradient: what a schedule keeps alive at most."""
+    working = max(stage.working_bytes for stage in stages)
     logits = max(stage.logits_bytes for stage in stages)
-    for stage, count in zip(stages, in_flight, strict=True):
-        activations += stage.saved_bytes * count
-        logits += stage.head_gradient_bytes * count
-    return activations, logits
+    activations, gradients = max((_alive_bytes(stages, moment) for moment in moments), key=sum)
+    return working + activations, logits + gradients
+
+
+def _alive_bytes(stages: Sequence[StageCost], moment: Moment) -> tuple[float, float]:
+    activations = gradients = 0.0
+    for stage, alive in zip(stages, moment, strict=True):
+        activations += stage.saved_bytes * alive.in_flight + stage.deferred_bytes * alive.deferred
+        gradients += stage.head_gradient_bytes * alive.in_flight
+    return activations, gradients
 
 
 def overhead_bytes(tensor_bytes: float, is_cpu: bool) -> float:

@@ -1,11 +1,11 @@
-"""Closed forms of a pipeline's makespan, from the seconds of its stages."""
+"""What a pipeline's program needs: closed forms of its makespan, and how much is alive at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from triptych.schedule.action import Kind
-from triptych.schedule.generate import build_program
 from triptych.schedule.program import Program
 
 Pair = tuple[float, float]
@@ -14,21 +14,36 @@ Pair = tuple[float, float]
 
 def makespan_bound_s(
     schedule: str, stages: Sequence[Pair], num_microbatches: int, hop_s: float = 0.0
-) -> float:
-    """A time that no run of the program undercuts, one stage a rank.
+) -> float | None:
+    """A time that no run of GPipe or 1F1B undercuts; None for other schedules.
 
     Exact for GPipe always, and for 1F1B with equal stages and free hops, (m+p-1)(F+B)
-    (Narayanan et al. 2021, sec. 2.2); for other schedules a plain bound.
+    (Narayanan et al. 2021, sec. 2.2).
 
     `stages` are in model order; `hop_s` is the time of a message from one to the next.
     """
-    if len(stages) == 1:
-        return num_microbatches * (stages[0][0] + stages[0][1])
     if schedule == "gpipe":
         return _gpipe_s(stages, num_microbatches, hop_s)
     if schedule == "1f1b":
-        return _one_f_one_b_s(stages, num_microbatches, hop_s)
-    return max(num_microbatches * (forward + backward) for forward, backward in stages)
+        return one_f_one_b_s(stages, num_microbatches, hop_s)
+    return None
+
+
+def rank_bounds_s(
+    stages: Sequence[Pair], placement: Sequence[int], num_microbatches: int, hop_s: float = 0.0
+) -> list[float]:
+    """For each rank, a time before which it cannot end, under any schedule.
+
+    The way to its first stage, and its work.
+    """
+    work_s = [0.0] * (max(placement) + 1)
+    start_s: dict[int, float] = {}
+    way_s = 0.0
+    for (forward_s, backward_s), rank in zip(stages, placement, strict=True):
+        start_s.setdefault(rank, way_s)
+        way_s += forward_s + hop_s
+        work_s[rank] += num_microbatches * (forward_s + backward_s)
+    return [start_s[rank] + work for rank, work in enumerate(work_s)]
 
 
 def _gpipe_s(stages: Sequence[Pair], num_microbatches: int, hop_s: float) -> float:
@@ -39,7 +54,7 @@ def _gpipe_s(stages: Sequence[Pair], num_microbatches: int, hop_s: float) -> flo
     return through + (num_microbatches - 1) * (max(forwards) + max(backwards))
 
 
-def _one_f_one_b_s(stages: Sequence[Pair], num_microbatches: int, hop_s: float) -> float:
+def one_f_one_b_s(stages: Sequence[Pair], num_microbatches: int, hop_s: float = 0.0) -> float:
     """The largest over stages k of: way in and out, work of k, waits that the order forces on k.
 
         way in and out   sum of F+B and 2 hops over the stages before k
@@ -62,20 +77,67 @@ def _one_f_one_b_s(stages: Sequence[Pair], num_microbatches: int, hop_s: float) 
     return longest
 
 
-def in_flight(schedule: str, num_ranks: int, num_microbatches: int, chunks: int = 1) -> list[int]:
-    """For each stage, the most micro-batches whose forward is done and backward is not."""
-    if schedule == "1f1b" and chunks == 1:
-        return [min(num_microbatches, num_ranks - rank) for rank in range(num_ranks)]
+# --- what is alive at once ---------------------------------------------------------------------
+
+
+class Alive(NamedTuple):
+    """Micro-batches of one stage at one moment."""
+
+    in_flight: int  # forward done, backward (or its input half) not
+    deferred: int = 0  # input half done, weight half not
+
+
+Moment = tuple[Alive, ...]
+"""What each stage of a rank, in model order, has alive at one moment."""
+
+
+def known_peaks(
+    schedule: str, num_ranks: int, num_microbatches: int
+) -> tuple[tuple[Moment, ...], ...] | None:
+    """`program_peaks` of GPipe and 1F1B, without their programs; None for other schedules."""
+    if schedule == "1f1b":
+        return tuple(
+            ((Alive(min(num_microbatches, num_ranks - rank)),),) for rank in range(num_ranks)
+        )
     if schedule == "gpipe":
-        return [num_microbatches] * num_ranks
-    return _counted_in_flight(build_program(schedule, num_ranks, num_microbatches, chunks))
+        return (((Alive(num_microbatches),),),) * num_ranks
+    return None
 
 
-def _counted_in_flight(program: Program) -> list[int]:
-    live, peak = [0] * program.num_stages, [0] * program.num_stages
-    change = {Kind.F: 1, Kind.B: -1, Kind.I: -1}
-    for row in program.actions:
-        for action in row:
-            live[action.stage] += change.get(action.kind, 0)
-            peak[action.stage] = max(peak[action.stage], live[action.stage])
-    return peak
+def program_peaks(program: Program) -> tuple[tuple[Moment, ...], ...]:
+    """For each rank, the moments at which it may hold most, whatever each stage's bytes are.
+
+    Those that no other moment exceeds in every count.
+    """
+    return tuple(tuple(_peaks(program, rank)) for rank in range(program.num_ranks))
+
+
+def _peaks(program: Program, rank: int) -> list[Moment]:
+    stages = program.stages_of(rank)
+    alive = dict.fromkeys(stages, Alive(0))
+    moments: dict[Moment, None] = {}
+    for action in program.actions[rank]:
+        here, more = alive[action.stage], _CHANGES[action.kind]
+        alive[action.stage] = Alive(here.in_flight + more.in_flight, here.deferred + more.deferred)
+        if action.kind in (Kind.F, Kind.I):
+            moments[tuple(alive.values())] = None
+    return _largest(list(moments))
+
+
+_CHANGES = {Kind.F: Alive(1), Kind.B: Alive(-1), Kind.I: Alive(-1, 1), Kind.W: Alive(0, -1)}
+
+
+def _largest(moments: list[Moment]) -> list[Moment]:
+    """The moments that no other one is at least as large as in every count."""
+    kept: list[Moment] = []
+    for moment in sorted(moments, key=lambda m: sum(map(sum, m)), reverse=True):
+        if not any(_covers(other, moment) for other in kept):
+            kept.append(moment)
+    return kept
+
+
+def _covers(larger: Moment, smaller: Moment) -> bool:
+    return all(
+        a.in_flight >= b.in_flight and a.deferred >= b.deferred
+        for a, b in zip(larger, smaller, strict=True)
+    )

@@ -14,6 +14,7 @@ from triptych.cost.setting import Parts
 from triptych.cost.step import (
     Priced,
     Step,
+    busy_s,
     is_simulated_whole,
     predicted_timeline,
     price_step,
@@ -45,7 +46,7 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
     flops = _model_flops(pricer)
     per_device = flops / plan.world_size / step.total_s
     reasons = tuple(unrunnable(plan, pricer.model))
-    is_whole = is_simulated_whole(frame)
+    is_whole = is_simulated_whole(frame, plan.schedule)
     return Prediction(
         step_time_s=step.total_s,
         tokens_per_s_per_gpu=pricer.workload.tokens / plan.world_size / step.total_s,
@@ -55,7 +56,7 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
         peak_memory_gib=memory.total_bytes / GIB,
         memory_gib=_memory_gib(memory),
         time_s=_time_terms(frame, storage, step),
-        bubble_fraction=_bubble_fraction(frame, priced, step),
+        bubble_fraction=_bubble_fraction(frame, priced, step, plan.schedule),
         bytes_sent_per_rank=frame_traffic(frame, storage)._asdict(),
         fits=memory.total_bytes <= limit,
         memory_limit_gib=limit / GIB,
@@ -63,7 +64,7 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
         reasons=reasons,
         assumptions=assumptions(plan, pricer.model, pricer.cluster, rates, is_whole),
         plan=plan,
-        timeline=predicted_timeline(frame, priced.pairs, plan.schedule) if with_timeline else None,
+        timeline=predicted_timeline(frame, priced, plan.schedule) if with_timeline else None,
     )
 
 
@@ -117,9 +118,8 @@ def _time_terms(frame: Frame, storage: Storage, step: Step) -> Mapping[str, floa
     }
 
 
-def _bubble_fraction(frame: Frame, priced: Priced, step: Step) -> float:
+def _bubble_fraction(frame: Frame, priced: Priced, step: Step, schedule: str) -> float:
     """Idle share of all pipeline ranks between first and last compute, as `Timeline` has it."""
     if frame.num_ranks == 1:
         return 0.0
-    busy_s = sum(f + b for f, b in priced.pairs) * frame.num_microbatches
-    return 1.0 - busy_s / (frame.num_ranks * step.makespan_s)
+    return 1.0 - busy_s(frame, priced, schedule) / (frame.num_ranks * step.makespan_s)

@@ -13,6 +13,7 @@ from triptych.cost.collectives import Group, group
 from triptych.cost.ends import embedding_cost, head_cost
 from triptych.cost.holdings import Holdings, holdings
 from triptych.cost.layer import layer_cost
+from triptych.cost.pipeline import Moment, known_peaks, program_peaks
 from triptych.cost.rates import Rates, memory_limit_bytes, rates, slowest_device
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator, localize
@@ -35,6 +36,9 @@ class StageCost(NamedTuple):
     working_bytes: float  # on top while a backward runs
     logits_bytes: float
     head_gradient_bytes: float  # kept from forward to backward, last stage only
+    input_s: float  # I of a split backward
+    weight_s: float  # W of a split backward
+    deferred_bytes: float  # kept from I to W of a split backward
     recomputed_flops: float
     num_units: int  # layers and ends
     largest_unit: int  # parameter elements of the largest layer or end
@@ -57,6 +61,7 @@ class Pricer:
         index = {block: i for i, block in enumerate(self.kinds)}
         self.kind_of_layer = [index[block] for block in model.blocks]
         self._programs: dict[tuple[str, int, int, int], Program] = {}
+        self._peaks: dict[tuple[str, int, int, int], tuple[tuple[Moment, ...], ...]] = {}
         self._rates: dict[str, Rates] = {}
         self._groups: dict[tuple[int, int], Group] = {}
         self._local: dict[tuple[int, int, int], tuple[LocalOperator, ...]] = {}
@@ -99,6 +104,20 @@ class Pricer:
         if key not in self._programs:
             self._programs[key] = build_program(*key)
         return self._programs[key]
+
+    def peaks(
+        self, name: str, ranks: int, num_microbatches: int, chunks: int
+    ) -> tuple[tuple[Moment, ...], ...]:
+        """For each pipeline rank, the moments at which it may hold most.
+
+        Those of `zb-auto`, which is slow to make, are taken from at most 4p micro-batches.
+        """
+        counted = min(num_microbatches, 4 * ranks) if name == "zb-auto" else num_microbatches
+        key = (name, ranks, counted, chunks)
+        if key not in self._peaks:
+            known = known_peaks(name, ranks, counted)
+            self._peaks[key] = known or program_peaks(self.program(*key))
+        return self._peaks[key]
 
     def counts(self, start: int, stop: int) -> Counts:
         """Layers `start` to `stop` by kind."""
@@ -165,7 +184,8 @@ class Pricer:
         for cost, count in costs:
             forward = forward.plus(cost.forward.times(count))
             backward = backward.plus(cost.backward.times(count))
-        backward = backward.plus(Parts(compute_s=self._accumulation_s(held, setting)))
+        accumulation_s = self._accumulation_s(held, setting)
+        backward = backward.plus(Parts(compute_s=accumulation_s))
         return StageCost(
             forward=forward,
             backward=backward,
@@ -175,6 +195,9 @@ class Pricer:
             working_bytes=max(cost.working_bytes for cost, _ in costs),
             logits_bytes=max(cost.logits_bytes for cost, _ in costs),
             head_gradient_bytes=max(cost.head_gradient_bytes for cost, _ in costs),
+            input_s=sum(cost.split_input_s * count for cost, count in costs),
+            weight_s=accumulation_s + sum(cost.weight_s * count for cost, count in costs),
+            deferred_bytes=sum(cost.deferred_bytes * count for cost, count in costs),
             recomputed_flops=sum(cost.recomputed_flops * count for cost, count in costs),
             num_units=sum(count for _, count in pieces),
             largest_unit=max(self.unit(kind, setting).total for kind, _ in pieces),

@@ -80,3 +80,11 @@ class PieceCost(NamedTuple):
     working_bytes: float  # extra while the backward of this piece runs
     logits_bytes: float = 0.0  # head only: a chunk's logits
     head_gradient_bytes: float = 0.0  # head only: kept between forward and backward
+    weight_s: float = 0.0  # products that W of a split backward does; the host issues them in I
+    input_s: float | None = None  # I of a split backward; None: all of the backward
+    deferred_bytes: float = 0.0  # kept between the halves I and W of a split backward
+
+    @property
+    def split_input_s(self) -> float:
+        """Seconds of I."""
+        return self.backward.total_s if self.input_s is None else self.input_s

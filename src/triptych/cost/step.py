@@ -7,15 +7,20 @@ from typing import NamedTuple
 
 from triptych.cost.clock import rank_ends_s
 from triptych.cost.frame import Frame
-from triptych.cost.pipeline import Pair, makespan_bound_s
+from triptych.cost.pipeline import Pair, makespan_bound_s, rank_bounds_s
 from triptych.cost.storage import Storage
 from triptych.cost.sync import Tail
 from triptych.schedule.action import Action, Kind
 from triptych.schedule.simulate import simulate
 from triptych.schedule.timeline import Timeline
+from triptych.schedule.traits import TRAITS
 
 SIMULATED_ACTIONS = 60_000
 """Programs up to this many actions are simulated whole; longer ones at fewer micro-batches."""
+
+
+SEARCHED_ACTIONS = 6_000
+"""The same where the program itself is searched for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +46,14 @@ class Priced(NamedTuple):
     """What step times under one storage are made of: seconds of stages, and of ranks' tails."""
 
     pairs: list[Pair]
+    halves: list[Pair]  # I and W of each stage, where a schedule splits backwards
     tails: dict[int, Tail]  # by rank of `Frame.distinct`
 
     @classmethod
     def of(cls, frame: Frame, storage: Storage) -> Priced:
         """Prices a frame's stages and ends of step."""
         tails = {rank: frame.tail(rank, storage) for rank in frame.distinct}
-        return cls(frame.pairs(storage), tails)
+        return cls(frame.pairs(storage), frame.halves(storage), tails)
 
     @property
     def update(self) -> Tail:
@@ -57,26 +63,31 @@ class Priced(NamedTuple):
 
 def step_bound_s(frame: Frame, priced: Priced, schedule: str) -> float:
     """A time that the step does not undercut; exact for one pipeline rank."""
-    makespan_s = makespan_bound_s(schedule, priced.pairs, frame.num_microbatches, frame.hop_s)
-    first, update = priced.tails[0], priced.update  # the first stage ends last
-    return makespan_s + first.early_s + update.optimizer_s + update.gather_s
+    count, update = frame.num_microbatches, priced.update
+    makespan_s = makespan_bound_s(schedule, priced.pairs, count, frame.hop_s)
+    if makespan_s is not None:
+        gradients_s = makespan_s + priced.tails[0].early_s  # the first stage ends last
+    else:
+        ends_s = rank_bounds_s(priced.pairs, frame.placement, count, frame.hop_s)
+        gradients_s = _global_gradients_s(frame, priced, ends_s)
+    return gradients_s + update.optimizer_s + update.gather_s
 
 
 def step_seconds(frame: Frame, priced: Priced, schedule: str) -> float:
     """The step time of `price_step`, without the rest."""
-    if frame.num_ranks == 1:
+    if frame.num_ranks == 1 and not TRAITS[schedule].splits_backward:
         return step_bound_s(frame, priced, schedule)
-    ends_s = pipeline_ends_s(frame, priced.pairs, schedule, frame.hop_s)
+    ends_s = pipeline_ends_s(frame, priced, schedule, frame.hop_s)
     update = priced.update
     return _global_gradients_s(frame, priced, ends_s) + update.optimizer_s + update.gather_s
 
 
 def price_step(frame: Frame, priced: Priced, schedule: str) -> Step:
     """The step, its pipeline simulated with the very program that would run."""
-    ends_s = pipeline_ends_s(frame, priced.pairs, schedule, frame.hop_s)
+    ends_s = pipeline_ends_s(frame, priced, schedule, frame.hop_s)
     makespan_s = without_hops_s = max(ends_s)
     if frame.num_ranks > 1:
-        without_hops_s = max(pipeline_ends_s(frame, priced.pairs, schedule, 0.0))
+        without_hops_s = max(pipeline_ends_s(frame, priced, schedule, 0.0))
     update = priced.update
     return Step(
         makespan_s=makespan_s,
@@ -87,46 +98,69 @@ def price_step(frame: Frame, priced: Priced, schedule: str) -> Step:
     )
 
 
-def predicted_timeline(frame: Frame, pairs: list[Pair], schedule: str) -> Timeline | None:
+def predicted_timeline(frame: Frame, priced: Priced, schedule: str) -> Timeline | None:
     """The spans of the program that would run; None if there are too many to be of use."""
-    if not is_simulated_whole(frame):
+    if not is_simulated_whole(frame, schedule):
         return None
 
     def duration(action: Action) -> float:
-        forward_s, backward_s = pairs[action.stage]
-        if action.kind is Kind.F:
-            return forward_s
-        return backward_s if action.kind is Kind.B else backward_s / 2.0  # half of it: I or W
+        forward_s, backward_s = priced.pairs[action.stage]
+        input_s, weight_s = priced.halves[action.stage]
+        seconds = {Kind.F: forward_s, Kind.B: backward_s, Kind.I: input_s, Kind.W: weight_s}
+        return seconds[action.kind]
 
     program = frame.program(schedule, frame.num_microbatches)
     return simulate(program, duration, lambda _: frame.hop_s)
 
 
-def is_simulated_whole(frame: Frame) -> bool:
+def busy_s(frame: Frame, priced: Priced, schedule: str) -> float:
+    """Seconds that all pipeline ranks together compute in a step."""
+    count = frame.num_microbatches
+    split = [0] * len(priced.pairs)
+    if TRAITS[schedule].splits_backward:
+        counted = min(count, _most_microbatches(frame, schedule))
+        for row in frame.program(schedule, counted).actions:
+            for action in row:
+                split[action.stage] += action.kind is Kind.W
+        split = [count if number == counted else number for number in split]
+    return sum(
+        count * forward_s + (count - number) * backward_s + number * sum(halves)
+        for (forward_s, backward_s), halves, number in zip(
+            priced.pairs, priced.halves, split, strict=True
+        )
+    )
+
+
+def is_simulated_whole(frame: Frame, schedule: str) -> bool:
     """True if the program is short enough to be simulated whole."""
-    return frame.num_microbatches <= _most_microbatches(frame)
+    return frame.num_microbatches <= _most_microbatches(frame, schedule)
 
 
-def pipeline_ends_s(frame: Frame, pairs: list[Pair], schedule: str, hop_s: float) -> list[float]:
+def pipeline_ends_s(frame: Frame, priced: Priced, schedule: str, hop_s: float) -> list[float]:
     """When each rank ends its part of the program.
 
     Long programs are run with fewer micro-batches and continued at their steady pace, which
     repeats after as many micro-batches as there are stages.
     """
-    count, period = frame.num_microbatches, len(pairs)
-    if is_simulated_whole(frame):
-        return rank_ends_s(frame.program(schedule, count), pairs, hop_s)
-    most = _most_microbatches(frame)
+
+    def ends_s(count: int) -> list[float]:
+        program = frame.program(schedule, count)
+        return rank_ends_s(program, priced.pairs, hop_s, priced.halves)
+
+    count, period = frame.num_microbatches, len(priced.pairs)
+    if is_simulated_whole(frame, schedule):
+        return ends_s(count)
+    most = _most_microbatches(frame, schedule)
     most -= (most - count) % period  # the same place in the period as the full count
-    shorter = rank_ends_s(frame.program(schedule, most - period), pairs, hop_s)
-    longer = rank_ends_s(frame.program(schedule, most), pairs, hop_s)
     periods = (count - most) / period
-    return [b + periods * (b - a) for a, b in zip(shorter, longer, strict=True)]
+    pairs = zip(ends_s(most - period), ends_s(most), strict=True)
+    return [longer + periods * (longer - shorter) for shorter, longer in pairs]
 
 
-def _most_microbatches(frame: Frame) -> int:
+def _most_microbatches(frame: Frame, schedule: str) -> int:
     stages = len(frame.stages)
-    return max(4 * stages, SIMULATED_ACTIONS // (2 * stages))
+    actions = SEARCHED_ACTIONS if schedule == "zb-auto" else SIMULATED_ACTIONS
+    return max(4 * stages, actions // (2 * stages))
 
 
 def _global_gradients_s(frame: Frame, priced: Priced, ends_s: list[float]) -> float:

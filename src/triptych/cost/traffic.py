@@ -5,6 +5,8 @@ Ring-optimal: an all-reduce of S sends 2 (n-1)/n S, a gather or scatter (n-1)/n 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from triptych.cost.collectives import all_reduce_bytes, gather_bytes
@@ -110,13 +112,9 @@ def _bytes_per_element(storage: Storage, reduction_bytes: float, num_microbatche
             return rounds * reduction_bytes + storage.parameter_bytes
 
 
-def messages(rank: int, num_ranks: int, chunks: int) -> int:
+def messages(rank: int, placement: Sequence[int]) -> int:
     """Messages that a pipeline rank sends per micro-batch, both directions and all chunks."""
-    if num_ranks == 1:
-        return 0
-    stages = range(rank, num_ranks * chunks, num_ranks)
-    last = num_ranks * chunks - 1
-    return sum((stage < last) + (stage > 0) for stage in stages)
+    return sum((a == rank) + (b == rank) for a, b in pairwise(placement) if a != b)
 
 
 def frame_traffic(frame: Frame, storage: Storage) -> Traffic:
@@ -134,7 +132,7 @@ def rank_traffic(frame: Frame, storage: Storage, rank: int) -> Traffic:
         total = total.plus(_stage_traffic(frame, index), frame.num_microbatches)
         total = total.plus(_step_traffic(frame, storage, index))
     setting = frame.settings[rank]
-    sent = messages(rank, frame.num_ranks, frame.chunks) * frame.num_microbatches
+    sent = messages(rank, frame.placement) * frame.num_microbatches
     size_bytes = frame.pricer.site(setting).message_bytes(setting)
     return total.plus(Traffic(pipeline=sent * size_bytes))
 

@@ -183,7 +183,7 @@ class Plan:
         words += [f"zero={self.zero}"] if self.zero else []
         words += ["sp=1"] if self.sequence_parallel else []
         words += [f"microbatch={self.microbatch}"]
-        words += [f"schedule={self.schedule}"] if self.pp > 1 else []
+        words += [f"schedule={self.schedule}"] if self.pp > 1 or self.chunks > 1 else []
         words += [f"chunks={self.chunks}"] if self.chunks > 1 else []
         words += [f"recompute={self.recompute}"] if self.recompute != "none" else []
         words += [f"precision={self.precision.parameter}"]

@@ -12,6 +12,7 @@ from triptych.cost.setting import Setting
 from triptych.cost.step import Priced, step_bound_s, step_seconds
 from triptych.cost.storage import Storage
 from triptych.plan.plan import Plan, Stage
+from triptych.schedule.traits import TRAITS
 from triptych.search.space import Degrees, Space
 from triptych.search.splits import layer_splits
 
@@ -130,31 +131,40 @@ def _price(
     All but the head's gradients grows with the micro-batch, so a (ZeRO, schedule) pair that does
     not fit without them is out.
     """
-    alive = [
-        (storage, schedule)
-        for storage in _storages(space, degrees)
-        for schedule in space.schedules(degrees)
-    ]
+    storages, limit_bytes = _storages(space, degrees), pricer.memory_limit_bytes * FIT
+    out: set[tuple[int, str]] = set()
     for setting in settings:
-        if not alive:
-            found.too_large += _num_pairs(space, degrees)
-            continue
-        count = space.workload.global_batch // (degrees.dp * setting.microbatch)
-        frame = Frame.build(pricer, stages, (setting,) * len(stages), space.base.chunks, count)
-        limit_bytes = pricer.memory_limit_bytes * FIT
-        peaks = _peaks(frame, alive, found)
-        fitting = [priced for priced in peaks if priced[2] <= limit_bytes]
-        found.too_large += _num_pairs(space, degrees) - len(fitting)
-        alive = [
-            (storage, schedule)
-            for storage, schedule, peak in peaks
-            if peak - frame.shrinking_bytes(schedule) <= limit_bytes
-        ]
-        found.options += _options(degrees, frame, fitting)
+        names = space.schedules(degrees, setting.microbatch)
+        pairs = [(storage, name) for storage in storages for name in names]
+        alive = [pair for pair in pairs if (pair[0].zero, pair[1]) not in out]
+        found.too_large += len(pairs)
+        for frame, some in _frames(space, pricer, degrees, stages, setting, alive):
+            peaks = _peaks(frame, some, found)
+            fitting = [priced for priced in peaks if priced[2] <= limit_bytes]
+            found.too_large -= len(fitting)
+            out |= {
+                (storage.zero, schedule)
+                for storage, schedule, peak in peaks
+                if peak - frame.shrinking_bytes(schedule) > limit_bytes
+            }
+            found.options += _options(degrees, frame, fitting)
 
 
-def _num_pairs(space: Space, degrees: Degrees) -> int:
-    return len(space.zeros(degrees)) * len(space.schedules(degrees))
+def _frames(
+    space: Space,
+    pricer: Pricer,
+    degrees: Degrees,
+    stages: tuple[Stage, ...],
+    setting: Setting,
+    pairs: list[tuple[Storage, str]],
+) -> Iterator[tuple[Frame, list[tuple[Storage, str]]]]:
+    """The frames of a setting, a loop and a V of stages, each with its (ZeRO, schedule) pairs."""
+    count = space.workload.global_batch // (degrees.dp * setting.microbatch)
+    for is_v_shaped in (False, True):
+        some = [pair for pair in pairs if TRAITS[pair[1]].is_v_shaped == is_v_shaped]
+        if some:
+            shape = (space.base.chunks, is_v_shaped)
+            yield Frame.build(pricer, stages, (setting,) * len(stages), *shape, count), some
 
 
 def _storages(space: Space, degrees: Degrees) -> list[Storage]:

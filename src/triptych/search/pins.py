@@ -11,6 +11,7 @@ from triptych.model.model import Model
 from triptych.plan.fields import DEGREES, SETTINGS
 from triptych.plan.plan import Plan, even_split
 from triptych.plan.short import default_precision, precision, read_words
+from triptych.schedule.traits import TRAITS
 
 SEARCHED = ("zero", "schedule", "microbatch", "recompute", "sequence_parallel")
 """Settings that a search varies, besides degrees and layers; the others keep their defaults."""
@@ -40,18 +41,24 @@ class Pins:
         """Layers of each stage, if pinned."""
         return self.values.get("layers")
 
+    @property
+    def chunks(self) -> int:
+        """Stages that a pipeline rank runs: pinned, or as few as a pinned schedule has."""
+        traits = TRAITS.get(self.values.get("schedule", ""))
+        return int(self.values.get("chunks", traits.least_chunks if traits else 1))
+
     def base_plan(self, model: Model, cluster: Cluster) -> Plan:
         """A plan with every pinned setting; degrees and searched settings at their defaults."""
         word = str(self.values.get("precision", default_precision(cluster)))
         settings = {key: self.values[key] for key in SETTINGS if key in self.values}
         settings.pop("chunks", None)
         plan = Plan.uniform(model.num_layers, precision=precision(word), **settings)
-        return plan.with_(chunks=self.values.get("chunks", 1))
+        return plan.with_(chunks=self.chunks)
 
     def typical_plan(self, model: Model, cluster: Cluster) -> Plan:
         """The pins as one plan on all devices: what to judge when no plan at all is legal."""
         degrees = {axis: self.values.get(axis, 1) for axis in DEGREES}
-        chunks = self.values.get("chunks", 1)
+        chunks = self.chunks
         if self.layers and "pp" not in self.values:
             degrees["pp"] = max(1, len(self.layers) // chunks)
         if "dp" not in self.values:

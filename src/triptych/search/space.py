@@ -14,6 +14,7 @@ from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
 from triptych.plan.rules import unrunnable, usable_tensor_degrees, verify
 from triptych.plan.workload import Workload
+from triptych.schedule.traits import TRAITS
 from triptych.search.pins import SEARCHED, Pins
 
 LONG_SEQUENCE = 32_768
@@ -24,7 +25,7 @@ SMALL_MICROBATCH = 8
 """Every divisor up to this size is a micro-batch worth trying, above it powers of two."""
 
 SEARCHED_SCHEDULES = ("gpipe", "1f1b")
-"""Schedules that are tried without being pinned."""
+"""Schedules that are tried without a pin. With pinned chunks those are tried that have as many."""
 
 T = TypeVar("T")
 
@@ -108,6 +109,8 @@ class Space:
             return "divisibility: expert degree and data x context"
         if not self.microbatches(dp):
             return "batch arithmetic"
+        if not any(self.schedules(degrees, m) for m in self.microbatches(dp)):
+            return "micro-batches, chunks and schedule"
         return "fixed settings" if self._breaks_other_rules(degrees) else ""
 
     def _breaks_other_rules(self, degrees: Degrees) -> bool:
@@ -125,7 +128,8 @@ class Space:
             **degrees._asdict(),
         )
         microbatch = self.microbatches(degrees.dp)[0]
-        return self.base.with_(stages=uniform.stages, microbatch=microbatch)
+        schedule = self.schedules(degrees, microbatch)[0]
+        return self.base.with_(stages=uniform.stages, microbatch=microbatch, schedule=schedule)
 
     # --- settings --------------------------------------------------------------------------------
 
@@ -156,10 +160,18 @@ class Space:
         tried = (0, 1, 2, 3) if degrees.dp * degrees.cp > 1 else (0,)
         return self._allowed("zero", tried)
 
-    def schedules(self, degrees: Degrees) -> tuple[str, ...]:
-        """Schedules; one stage has nothing to schedule, so its plans keep the default."""
-        tried = SEARCHED_SCHEDULES if degrees.pp > 1 else (self.base.schedule,)
-        return self._allowed("schedule", tried)
+    def schedules(self, degrees: Degrees, microbatch: int) -> tuple[str, ...]:
+        """Schedules that have a program; with one stage there is nothing to choose."""
+        chunks = self.base.chunks
+        tried: Sequence[str] = SEARCHED_SCHEDULES if degrees.pp > 1 else (self.base.schedule,)
+        if chunks > 1:
+            tried = [name for name, traits in TRAITS.items() if traits.allows_chunks(chunks)]
+        count = self.workload.global_batch // (degrees.dp * microbatch)
+        return tuple(
+            name
+            for name in self._allowed("schedule", tried)
+            if TRAITS[name].allows(degrees.pp, count, chunks)
+        )
 
     def _allowed(self, name: str, tried: Sequence[T]) -> tuple[T, ...]:
         """The pinned value, or the tried ones, if need be only those that run today."""

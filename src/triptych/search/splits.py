@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from triptych.cost.pipeline import makespan_bound_s
+from triptych.cost.pipeline import one_f_one_b_s
 from triptych.cost.pricer import EMBEDDING, HEAD, Pricer
 from triptych.cost.setting import Setting
 from triptych.plan.plan import even_split
@@ -26,7 +26,7 @@ def layer_splits(
 
     def makespan_s(counts: tuple[int, ...]) -> float:
         sums = part_sums(layers_s, counts, *ends_s)
-        return makespan_bound_s("1f1b", [(s / 3, 2 * s / 3) for s in sums], num_microbatches)
+        return one_f_one_b_s([(s / 3, 2 * s / 3) for s in sums], num_microbatches)
 
     others = (quantile_split(layers_s, parts, *ends_s), balanced_split(layers_s, parts, *ends_s))
     best = min(others, key=makespan_s)

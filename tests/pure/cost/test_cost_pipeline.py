@@ -7,12 +7,13 @@ import random
 import pytest
 
 from triptych.cost.clock import rank_ends_s
-from triptych.cost.pipeline import Pair, in_flight, makespan_bound_s
+from triptych.cost.pipeline import Pair, known_peaks, makespan_bound_s, program_peaks, rank_bounds_s
 from triptych.schedule.action import Action, Kind
-from triptych.schedule.generate import build_program
+from triptych.schedule.generate import SCHEDULES, build_program
 from triptych.schedule.program import Program
-from triptych.schedule.simulate import peak_in_flight, simulate
+from triptych.schedule.simulate import simulate
 from triptych.schedule.timeline import Timeline
+from triptych.schedule.traits import TRAITS
 
 SIZES = [(1, 1), (1, 5), (2, 1), (2, 7), (3, 2), (4, 4), (4, 9), (5, 3), (6, 20)]
 
@@ -95,8 +96,63 @@ def test_a_split_backward_takes_its_two_halves() -> None:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("ranks", "count"), SIZES)
-def test_micro_batches_in_flight_are_those_of_the_program(
-    schedule: str, ranks: int, count: int
-) -> None:
+def test_known_peaks_are_those_of_the_program(schedule: str, ranks: int, count: int) -> None:
     program = build_program(schedule, ranks, count)
-    assert tuple(in_flight(schedule, ranks, count)) == peak_in_flight(program)
+    assert known_peaks(schedule, ranks, count) == program_peaks(program)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_moment_of_a_program_needs_more_than_its_peaks(schedule: str) -> None:
+    rng = random.Random(3)
+    traits = TRAITS[schedule]
+    program = build_program(schedule, 4, 9, traits.least_chunks)
+    weights = [(rng.random(), rng.random()) for _ in range(program.num_stages)]
+    for rank, moments in enumerate(program_peaks(program)):
+        stages = program.stages_of(rank)
+        found = max(
+            sum(
+                alive.in_flight * weights[stage][0] + alive.deferred * weights[stage][1]
+                for stage, alive in zip(stages, moment, strict=True)
+            )
+            for moment in moments
+        )
+        now = most = 0.0
+        for action in program.actions[rank]:
+            saved, deferred = weights[action.stage]
+            change = {Kind.F: saved, Kind.B: -saved, Kind.I: deferred - saved, Kind.W: -deferred}
+            now += change[action.kind]
+            most = max(most, now)
+        assert found == pytest.approx(most, rel=1e-9)
+
+
+@pytest.mark.parametrize("hop_s", [0.0, 0.3])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_is_clocked_as_it_is_simulated_and_never_beats_its_bound(
+    schedule: str, hop_s: float
+) -> None:
+    rng = random.Random(7)
+    for ranks, count in ((1, 3), (2, 5), (4, 9), (4, 16)):
+        program = build_program(schedule, ranks, count, TRAITS[schedule].least_chunks)
+        stages = random_stages(rng, program.num_stages)
+        shares = [rng.uniform(0.3, 0.8) for _ in stages]
+        halves = [
+            (b * share, b * (1.1 - share)) for (_, b), share in zip(stages, shares, strict=True)
+        ]
+
+        def duration(
+            action: Action, stages: list[Pair] = stages, halves: list[Pair] = halves
+        ) -> float:
+            (forward_s, backward_s), (input_s, weight_s) = (
+                stages[action.stage],
+                halves[action.stage],
+            )
+            kinds = {Kind.F: forward_s, Kind.B: backward_s, Kind.I: input_s, Kind.W: weight_s}
+            return kinds[action.kind]
+
+        timeline = simulate(program, duration, lambda _: hop_s)
+        ends_s = rank_ends_s(program, stages, hop_s, halves)
+        bounds_s = rank_bounds_s(stages, program.placement, count, hop_s)
+        for rank in range(ranks):
+            last_s = max(span.end_s for span in timeline.spans if span.rank == rank)
+            assert ends_s[rank] == pytest.approx(last_s, rel=1e-12)
+            assert bounds_s[rank] <= last_s * (1 + 1e-12)

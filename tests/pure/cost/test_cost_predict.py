@@ -38,6 +38,14 @@ PLANS: list[dict[str, Any]] = [
     {"dp": 2, "zero": 3},
     {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "recompute": "full"},
     {"cp": 2, "dp": 2},
+    {"pp": 2, "chunks": 2, "schedule": "interleaved"},
+    {"chunks": 2, "schedule": "interleaved"},
+    {"pp": 2, "chunks": 2, "schedule": "breadth-first", "dp": 2, "zero": 3},
+    {"pp": 4, "schedule": "zb-h1", "tp": 2},
+    {"pp": 2, "schedule": "zb-h2", "recompute": "full"},
+    {"pp": 2, "chunks": 2, "schedule": "zb-v"},
+    {"pp": 2, "chunks": 2, "schedule": "dualpipe-v", "dp": 2, "zero": 1},
+    {"pp": 3, "schedule": "zb-auto"},
 ]
 
 
@@ -98,7 +106,7 @@ def test_long_programs_continue_at_their_steady_pace(monkeypatch: pytest.MonkeyP
     whole = price_step(frame, terms, "1f1b")
     monkeypatch.setattr(step_module, "SIMULATED_ACTIONS", 300)
     shortened = price_step(frame, terms, "1f1b")
-    assert predicted_timeline(frame, terms.pairs, "1f1b") is None
+    assert predicted_timeline(frame, terms, "1f1b") is None
     assert shortened.total_s == pytest.approx(whole.total_s, rel=1e-9)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 import pytest
@@ -19,12 +19,19 @@ from triptych.plan.plan import Plan
 from triptych.plan.rules import unrunnable, verify
 from triptych.plan.short import default_precision, precision
 from triptych.plan.workload import Workload
+from triptych.schedule.traits import TRAITS
 from triptych.search.rank import rounded
 from triptych.search.search import search
 from triptych.search.splits import layer_splits
 
 
-def every_plan(model: Model, cluster: Cluster, workload: Workload) -> Iterator[Plan]:
+def every_plan(
+    model: Model,
+    cluster: Cluster,
+    workload: Workload,
+    schedules: Sequence[str] = ("1f1b", "gpipe"),
+    chunks: int = 1,
+) -> Iterator[Plan]:
     """All legal plans of the grid that a search walks, by the rules alone."""
     devices, in_node = cluster.num_devices, cluster.devices_per_node
     pricer = Pricer(model, cluster, workload)
@@ -32,15 +39,16 @@ def every_plan(model: Model, cluster: Cluster, workload: Workload) -> Iterator[P
     experts = divisors(model.experts.count) if model.experts else [1]
     for tp, pp, ep in product(divisors(in_node), divisors(devices), experts):
         dp, rest = divmod(devices, tp * pp)
-        if rest or pp > model.num_layers or workload.global_batch % dp:
+        if rest or pp * chunks > model.num_layers or workload.global_batch % dp:
             continue
         sizes = divisors(workload.global_batch // dp)
         first = Setting(tp, 1, ep, False, sizes[0], "none", "sdpa", False, used.parameter)
-        splits = layer_splits(pricer, first, pp, workload.global_batch // (dp * sizes[0]))
+        splits = layer_splits(pricer, first, pp * chunks, workload.global_batch // (dp * sizes[0]))
         for counts, microbatch, sp, recompute, zero, schedule in product(
-            splits, sizes, (False, True), ("none", "full"), range(4), ("1f1b", "gpipe")
+            splits, sizes, (False, True), ("none", "full"), range(4), schedules
         ):
-            if (sp and tp == 1) or (zero and dp == 1) or (schedule == "gpipe" and pp == 1):
+            again = pp == 1 and schedule != schedules[0]  # one stage has nothing to schedule
+            if (sp and tp == 1) or (zero and dp == 1) or again:
                 continue
             plan = Plan.uniform(
                 model.num_layers,
@@ -49,6 +57,7 @@ def every_plan(model: Model, cluster: Cluster, workload: Workload) -> Iterator[P
                 dp=dp,
                 ep=ep,
                 layers=counts,
+                chunks=chunks,
                 microbatch=microbatch,
                 sequence_parallel=sp,
                 recompute=recompute,
@@ -94,6 +103,19 @@ def test_the_search_is_as_good_as_trying_everything(
     result = search(model, cluster, workload, top=len(expected))
     assert [rounded(c.prediction.step_time_s) for c in result.plans] == expected
     assert result.fitting == len(fitting)
+    assert result.rejected.get("memory", 0) == len(predictions) - len(fitting)
+
+
+@pytest.mark.parametrize("schedule", sorted(TRAITS.keys() - {"1f1b", "gpipe"}))
+def test_a_search_with_a_fixed_schedule_is_as_good_as_trying_everything(schedule: str) -> None:
+    model, cluster, workload = tiny(layers=7), gpus(2, 2, memory_bytes=1.7e9), work(8, 2048)
+    plans = every_plan(model, cluster, workload, [schedule], TRAITS[schedule].least_chunks)
+    predictions = [predict(model, cluster, workload, plan) for plan in plans]
+    fitting = [prediction for prediction in predictions if prediction.fits]
+    expected = families(fitting)
+    result = search(model, cluster, workload, fixed={"schedule": schedule}, top=len(expected))
+    assert [rounded(c.prediction.step_time_s) for c in result.plans] == expected
+    assert 0 < result.fitting == len(fitting)
     assert result.rejected.get("memory", 0) == len(predictions) - len(fitting)
 
 

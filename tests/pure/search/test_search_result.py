@@ -193,8 +193,25 @@ def test_a_micro_batch_that_does_not_divide_is_refused_with_the_equation() -> No
 
 
 def test_a_schedule_without_chunks_refuses_them() -> None:
-    with pytest.raises(PlanError, match="chunks"):
-        search(tiny(), gpus(1, 2), work(), fixed={"chunks": "2"})
+    with pytest.raises(PlanError, match="chunks=2 with schedule=1f1b"):
+        search(tiny(), gpus(1, 2), work(), fixed={"chunks": "2", "schedule": "1f1b"})
+
+
+def test_fixed_chunks_try_every_schedule_that_has_as_many() -> None:
+    result = search(tiny(), gpus(1, 2), work(), fixed={"chunks": "2", "pp": "2"}, top=50)
+    found = {candidate.plan.schedule for candidate in result.plans}
+    assert found == {"interleaved", "breadth-first", "zb-v", "dualpipe-v"}
+    assert all(candidate.plan.chunks == 2 for candidate in result.plans)
+
+
+def test_a_fixed_schedule_brings_the_chunks_it_needs() -> None:
+    (best, *_) = search(tiny(), gpus(1, 2), work(), fixed={"schedule": "zb-v", "pp": "2"}).plans
+    assert (best.plan.schedule, best.plan.chunks, len(best.plan.stages)) == ("zb-v", 2, 4)
+
+
+def test_a_schedule_with_too_few_micro_batches_everywhere_is_refused() -> None:
+    with pytest.raises(PlanError, match="2 micro-batches on 2 pipeline ranks with schedule=zb-h2"):
+        search(tiny(), gpus(1, 2), work(2), fixed={"schedule": "zb-h2", "pp": "2"})
 
 
 # --- nothing fits ------------------------------------------------------------------------------
