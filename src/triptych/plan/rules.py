@@ -368,6 +368,10 @@ def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
             plan.cp > 1 and any(block.attention.window for block in model.blocks),
             f"context parallelism (cp={plan.cp}) with sliding windows",
         ),
+        (
+            plan.cp > 1 and model.family in FAMILIES and FAMILIES[model.family].bends_scores,
+            f"context parallelism (cp={plan.cp}) with soft-capped attention scores",
+        ),
         (plan.ep > 1, f"expert parallelism (ep={plan.ep})"),
         (plan.recompute == "selective", "selective recomputation (recompute=selective)"),
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),

@@ -41,6 +41,7 @@ def causal_attention(
     scale = query_BHSD.shape[-1] ** -0.5 if scaling is None else scaling
     context: Communicator | None = getattr(module, CONTEXT, None)
     if context is not None:
+        assert softcap is None and sliding_window is None, "the rules of plans refuse these"
         ringed = ring_attention(query_BHSD, key_BKTD, value_BKTD, scale, context)
         return ringed.transpose(1, 2), None
     new, total = query_BHSD.shape[2], key_BKTD.shape[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,28 +15,40 @@ from triptych.plan.plan import Plan, Precision
 
 FAMILIES = [name for name in UNEVEN if name not in ("llama", "qwen3")]
 ROUNDS_TO_FP32 = ("cohere norms",)  # the library's own rotary embedding and norms do
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "TP2+SP x PP2": {"tp": 2, "pp": 2, "sequence_parallel": True},
+    "TP2+SP x ZeRO-3": {"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True},
+}
 
 
-def _train(plan: Plan, config: dict[str, Any]) -> Run:
+def _train(plan: Plan, family: str) -> Run:
     # A key's bias has no gradient but noise, which Adam's usual eps would magnify.
-    return train(plan, config, eps=1e-2)
+    return train(plan, family_config(family, uneven=True), eps=1e-2)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ROUNDS_TO_FP32])
-def test_two_steps_on_four_ranks_are_those_of_one_process_in_fp64(family: str) -> None:
-    config = family_config(family, uneven=True)
-    one = merge(run_ranks(1, _train, Plan.uniform(4, precision=DOUBLE), config))
-    plan = Plan.uniform(4, precision=DOUBLE, tp=2, pp=2, sequence_parallel=True)
-    assert_equal_runs(merge(run_ranks(4, _train, plan, config)), one, 1e-12)
+def _runs(family: str, precision: Precision, **degrees: Any) -> Run:
+    plan = Plan.uniform(4, precision=precision, **degrees)
+    return merge(run_ranks(plan.world_size, _train, plan, family))
+
+
+@cache
+def _one_process(family: str, precision: Precision) -> Run:
+    return _runs(family, precision)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_steps_on_four_ranks_are_those_of_one_process(family: str, layout: str) -> None:
+    wide = family not in ROUNDS_TO_FP32
+    precision, tolerance = (DOUBLE, 1e-12) if wide else (Precision(), 1e-5)
+    found = _runs(family, precision, **LAYOUTS[layout])
+    assert_equal_runs(found, _one_process(family, precision), tolerance)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mixed_precision_on_four_ranks_stays_close_to_one_process(family: str) -> None:
-    config = family_config(family, uneven=True)
-    mixed = Precision.mixed()
-    one = merge(run_ranks(1, train, Plan.uniform(4, precision=mixed), config))
-    plan = Plan.uniform(4, precision=mixed, tp=2, pp=2, sequence_parallel=True)
-    found = merge(run_ranks(4, train, plan, config))
+    found = _runs(family, Precision.mixed(), **LAYOUTS["TP2+SP x PP2"])
+    expected = _one_process(family, Precision.mixed())
     torch.testing.assert_close(
-        torch.tensor(found.losses), torch.tensor(one.losses), rtol=5e-3, atol=5e-3
+        torch.tensor(found.losses), torch.tensor(expected.losses), rtol=5e-3, atol=5e-3
     )

@@ -354,3 +354,10 @@ def test_messages_about_large_clusters_are_short() -> None:
     model = make_model(layers=96, query_heads=96, kv_heads=8, mlp=Mlp(width=8192))
     for problem in large(model, make_cluster(4096, per_node=8)):
         assert len(str(problem)) < 600
+
+
+def test_scores_that_are_bent_in_attention_do_not_run_on_a_ring() -> None:
+    plan = Plan.uniform(4, cp=2)
+    assert unrunnable(plan, replace(make_model(), family="gemma3_text")) == []
+    (reason,) = unrunnable(plan, replace(make_model(), family="gemma2"))
+    assert "soft-capped" in reason
