@@ -121,6 +121,14 @@ def test_kv_heads_that_two_ranks_share_equal_the_stock_model(family: str) -> Non
     _assert_parity(family, False, {"tp": 4, "sequence_parallel": True})
 
 
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "qwen3", "gpt_neox", "gpt2", "phi3", "olmo2", "granite", "glm4", "cohere norms"],
+)
+def test_two_context_ranks_equal_the_stock_model(family: str) -> None:
+    _assert_parity(family, False, {"cp": 2})
+
+
 def test_every_allowed_family_has_a_parity_case() -> None:
     tested = {tiny_config(**changes)["model_type"] for changes in FAMILIES.values()}
     assert tested == set(ALLOWED)
