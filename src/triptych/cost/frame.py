@@ -59,6 +59,8 @@ class Frame:
             pricer.stage(pricer.counts(s.start, s.stop), i == 0, i == last, setting)
             for i, (s, setting) in enumerate(zip(stages, settings, strict=True))
         )
+        if last and (is_v_shaped or chunks == len(stages)):
+            costs = _with_one_table(costs)
         return cls(
             pricer=pricer,
             stages=stages,
@@ -133,7 +135,7 @@ class Frame:
             tensor=pricer.group(stage.tensor, 1),
             copies=pricer.group(copies, 1),
             tie=pricer.group(2, (self.num_ranks - 1) * stage.num_devices)
-            if self.num_ranks > 1 and not self.is_v_shaped  # a V has both ends on one rank
+            if self.num_ranks > 1
             else pricer.group(1, 1),
         )
 
@@ -263,3 +265,13 @@ class Frame:
         """The peak of the largest rank, as `largest_memory` has it, from its two parts."""
         tensors = max(map(sum, zip(state, work, strict=True)))
         return tensors + overhead_bytes(tensors, self.is_cpu)
+
+
+def _with_one_table(costs: tuple[StageCost, ...]) -> tuple[StageCost, ...]:
+    """Both ends of the model on one rank: a tied table is the first stage's, and no exchange."""
+    first, last = costs[0].holdings, costs[-1].holdings
+    return (
+        costs[0]._replace(holdings=first._replace(tied=0)),
+        *costs[1:-1],
+        costs[-1]._replace(holdings=last._replace(dense=last.dense - last.tied, tied=0)),
+    )
