@@ -64,7 +64,7 @@ def state_bytes(stages: Sequence[StageCost], storage: Storage) -> tuple[float, f
     optimizer = (own if zero >= 1 else held) * storage.optimizer_bytes
     return (
         (own if zero >= 3 else held) * storage.parameter_bytes,
-        (own if zero >= 2 else held) * storage.gradient_bytes,
+        (own if storage.reduces_each else held) * storage.gradient_bytes,
         0.0 if storage.is_offloaded else optimizer,
         _buffer_bytes(stages, storage, held),
     )
@@ -94,13 +94,20 @@ def overhead_bytes(tensor_bytes: float, is_cpu: bool) -> float:
 
 
 def _buffer_bytes(stages: Sequence[StageCost], storage: Storage, held: float) -> float:
-    """A gradient on its way into its bucket, buckets under way, gathered layers."""
+    """A gradient on its way into its bucket, buckets under way, gathered units.
+
+    Where gradients are divided two buckets have memory, one that fills and one that travels; a
+    bucket of ZeRO-3 is a unit.
+    """
     unit = max(stage.largest_unit for stage in stages)
     buffers = max(stage.largest_weight for stage in stages) * storage.parameter_bytes
     if storage.shards > 1:
         buffers += min(2 * storage.bucket_bytes, held * storage.gradient_bytes)
-    if storage.zero >= 2:
-        buffers += unit * storage.gradient_bytes
+    if storage.reduces_each:
+        bucket_bytes = unit * storage.gradient_bytes
+        if storage.zero < 3:
+            bucket_bytes = max(storage.bucket_bytes, bucket_bytes)
+        buffers += min(2 * bucket_bytes, held * storage.gradient_bytes)
     if storage.zero >= 3:
         buffers += (1 + storage.prefetch) * unit * storage.parameter_bytes
     return buffers

@@ -57,7 +57,7 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
         memory_gib=_memory_gib(memory),
         time_s=_time_terms(frame, storage, step),
         bubble_fraction=_bubble_fraction(frame, priced, step, plan.schedule),
-        bytes_sent_per_rank=frame_traffic(frame, storage)._asdict(),
+        bytes_sent_per_rank=frame_traffic(frame, storage, plan.schedule)._asdict(),
         fits=memory.total_bytes <= limit,
         memory_limit_gib=limit / GIB,
         runnable=not reasons,

@@ -19,6 +19,7 @@ from triptych.cost.exchange import (
     ring_bytes,
 )
 from triptych.cost.frame import Frame
+from triptych.cost.gathers import Gathered, gathered
 from triptych.cost.holdings import Holdings
 from triptych.cost.recompute import repeated_halves
 from triptych.cost.setting import Setting
@@ -86,30 +87,44 @@ def step_traffic(
     expert_data: int,
     sequence_parallel: bool,
     num_microbatches: int,
+    refetched: Gathered,
 ) -> Traffic:
-    """Bytes of what happens once a step: gradients, parameters, late sums (of shards)."""
-    reduction_bytes = storage.reduction_bytes
-    late_bytes = reduction_bytes / storage.divisor
+    """Bytes of a step's gradients and parameters, and of late sums (of shards)."""
+    late_bytes = storage.reduction_bytes / storage.divisor
     late = all_reduce_bytes(tensor, late_elements(held, sequence_parallel) * late_bytes)
     late += all_reduce_bytes(copies, held.copied * late_bytes)
-    reduced = gather_bytes(data, held.dense) + gather_bytes(expert_data, held.expert)
+    shards, expert_shards = storage.divisor, storage.expert_shards if storage.zero else 1
     return Traffic(
         tensor=late,
-        data=reduced * _bytes_per_element(storage, reduction_bytes, num_microbatches),
+        data=_data_bytes(held.dense, refetched.dense, storage, shards, data, num_microbatches)
+        + _data_bytes(
+            held.expert, refetched.expert, storage, expert_shards, expert_data, num_microbatches
+        ),
         tie=all_reduce_bytes(2, held.tied * late_bytes),
     )
 
 
-def _bytes_per_element(storage: Storage, reduction_bytes: float, num_microbatches: int) -> float:
-    """Bytes that cross the data axis per parameter and step, before the factor (n-1)/n."""
-    rounds = num_microbatches if storage.zero >= 2 else 1
-    match storage.zero:
-        case 0:
-            return 2.0 * reduction_bytes
-        case 3:
-            return rounds * (2.0 * storage.parameter_bytes + reduction_bytes)
-        case _:
-            return rounds * reduction_bytes + storage.parameter_bytes
+def _data_bytes(
+    elements: float,
+    refetched: float,
+    storage: Storage,
+    shards: int,
+    ranks: int,
+    num_microbatches: int,
+) -> float:
+    """Gradients to their shards and over the shards' replicas; updated or divided parameters.
+
+    `refetched` are the elements that ZeRO-3 gathers in a step.
+    """
+    rounds = num_microbatches if storage.reduces_each else 1
+    reduced_bytes = rounds * gather_bytes(shards, elements * storage.reduction_bytes)
+    summed = elements * storage.reduction_bytes / shards
+    spread = refetched if storage.zero >= 3 else elements
+    return (
+        reduced_bytes
+        + all_reduce_bytes(max(1, ranks // shards), summed)
+        + gather_bytes(shards, spread * storage.parameter_bytes)
+    )
 
 
 def messages(rank: int, placement: Sequence[int]) -> int:
@@ -117,20 +132,20 @@ def messages(rank: int, placement: Sequence[int]) -> int:
     return sum((a == rank) + (b == rank) for a, b in pairwise(placement) if a != b)
 
 
-def frame_traffic(frame: Frame, storage: Storage) -> Traffic:
+def frame_traffic(frame: Frame, storage: Storage, schedule: str = "1f1b") -> Traffic:
     """The most that any rank sends in a step, axis by axis."""
     most = Traffic()
     for rank in range(frame.num_ranks):
-        most = most.largest(rank_traffic(frame, storage, rank))
+        most = most.largest(rank_traffic(frame, storage, rank, schedule))
     return most
 
 
-def rank_traffic(frame: Frame, storage: Storage, rank: int) -> Traffic:
+def rank_traffic(frame: Frame, storage: Storage, rank: int, schedule: str = "1f1b") -> Traffic:
     """What a pipeline rank sends in a step."""
     total = Traffic()
     for index in frame.stages_of(rank):
         total = total.plus(_stage_traffic(frame, index), frame.num_microbatches)
-        total = total.plus(_step_traffic(frame, storage, index))
+        total = total.plus(_step_traffic(frame, storage, schedule, index, rank))
     setting = frame.settings[rank]
     sent = messages(rank, frame.placement) * frame.num_microbatches
     size_bytes = frame.pricer.site(setting).message_bytes(setting)
@@ -150,8 +165,11 @@ def _stage_traffic(frame: Frame, index: int) -> Traffic:
     return total.plus(head_traffic(site, setting)) if is_last else total
 
 
-def _step_traffic(frame: Frame, storage: Storage, index: int) -> Traffic:
+def _step_traffic(frame: Frame, storage: Storage, schedule: str, index: int, rank: int) -> Traffic:
     stage, setting = frame.stages[index], frame.settings[index]
+    refetched = Gathered()
+    if storage.zero >= 3 and storage.shards > 1:
+        refetched = gathered(frame, storage, schedule, index, rank)
     ranks = stage.data * stage.context
     return step_traffic(
         frame.costs[index].holdings,
@@ -162,4 +180,5 @@ def _step_traffic(frame: Frame, storage: Storage, index: int) -> Traffic:
         expert_data=max(1, ranks // stage.expert),
         sequence_parallel=setting.sequence_parallel,
         num_microbatches=frame.num_microbatches,
+        refetched=refetched,
     )

@@ -49,6 +49,17 @@ def _sent(plan: Plan, config: dict[str, Any]) -> tuple[int, dict[str, int]]:
         {"pp": 2, "dp": 2, "zero": 1},
         {"tp": 2, "pp": 2, "sequence_parallel": True, "schedule": "gpipe"},
         {"tp": 2, "dp": 2, "zero": 1, "microbatch": 4},
+        {"dp": 2, "zero": 2},
+        {"dp": 2, "zero": 2, "accumulation": "reduce_last"},
+        {"dp": 2, "zero": 3},
+        {"dp": 2, "zero": 3, "prefetch": 0, "recompute": "full"},
+        {"dp": 2, "zero": 3, "microbatch": 4, "accumulation": "reduce_last"},
+        {"dp": 4, "zero": 3, "hybrid_shard": 2},
+        {"dp": 4, "zero": 1, "hybrid_shard": 2},
+        {"pp": 2, "dp": 2, "zero": 2},
+        {"pp": 3, "dp": 2, "zero": 3},
+        {"pp": 2, "dp": 2, "zero": 3, "schedule": "gpipe"},
+        {"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True},
     ],
     ids=str,
 )
@@ -82,7 +93,7 @@ def _compare(plan: Plan, config: dict[str, Any]) -> None:
     pricer = Pricer(from_config(config, "tiny"), parse_cluster(f"1x{plan.world_size}xcpu"), work)
     frame, storage = Frame.of(pricer, plan), Storage.of(plan)
     for stage, counted in run_ranks(plan.world_size, _sent, plan, config):
-        for axis, predicted in rank_traffic(frame, storage, stage)._asdict().items():
+        for axis, predicted in rank_traffic(frame, storage, stage, plan.schedule)._asdict().items():
             expected = pytest.approx(predicted, rel=0.005, abs=PADDING_BYTES)
             assert counted.get(axis, 0) == expected, axis
 

@@ -9,7 +9,7 @@ from cost_samples import frame_of, llama, plan, work
 
 from triptych.cost.storage import Storage
 from triptych.cost.traffic import Traffic, frame_traffic, rank_traffic
-from triptych.model.count import parameters
+from triptych.model.count import block_parameters, parameters
 from triptych.model.model import Experts, Model
 from triptych.plan.plan import Precision
 
@@ -41,12 +41,31 @@ def test_recomputation_repeats_all_but_the_last_reduction_of_a_layer() -> None:
     assert with_sp.tensor - without.tensor == pytest.approx(BATCH * LAYERS * 1.5 * ACTIVATION)
 
 
-@pytest.mark.parametrize(("zero", "bytes_each"), [(0, 8), (1, 6), (2, 4 * 4 + 2), (3, 4 * 8)])
+@pytest.mark.parametrize(("zero", "bytes_each"), [(0, 8), (1, 6), (2, 4 * 4 + 2)])
 def test_data_ranks_send_gradients_and_parameters(zero: int, bytes_each: int) -> None:
     """fp32 gradients, bf16 parameters, four micro-batches."""
     model = llama()
     traffic = sent(model, dp=4, zero=zero)
     assert traffic.data == pytest.approx(3 / 4 * parameters(model) * bytes_each)
+
+
+@pytest.mark.parametrize("accumulation", ["auto", "reduce_last"])
+def test_zero_3_gathers_layers_twice_and_the_ends_once(accumulation: str) -> None:
+    """What stays whole is not gathered: the last layer before its backward, the first after it."""
+    model, rounds = llama(layers=LAYERS), BATCH // 4
+    layer = block_parameters(model, model.blocks[0])
+    ends = parameters(model) - LAYERS * layer - HIDDEN
+    gathered = rounds * (ends + (2 * LAYERS - 1) * layer + HIDDEN) - (rounds - 1) * layer
+    reduced = parameters(model) * (rounds if accumulation == "auto" else 1)
+    traffic = sent(model, dp=4, zero=3, accumulation=accumulation)
+    assert traffic.data == pytest.approx(3 / 4 * (2 * gathered + 4 * reduced))
+
+
+def test_hybrid_sharding_scatters_in_the_shard_and_sums_shards_over_replicas() -> None:
+    model = llama(layers=LAYERS)
+    traffic = sent(model, dp=4, zero=1, hybrid_shard=2)
+    inside, across = 1 / 2 * (4 + 2), 2 * 1 / 2 * 4 / 2
+    assert traffic.data == pytest.approx(parameters(model) * (inside + across))
 
 
 def test_inner_pipeline_ranks_send_both_ways_and_outer_ones_one_way() -> None:
