@@ -27,7 +27,7 @@ def longest_span_s(program: Program, durations: Durations) -> float:
     return made.longest_span_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     p=st.integers(1, 8),
     m=st.integers(1, 24),

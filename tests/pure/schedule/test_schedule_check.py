@@ -71,7 +71,7 @@ COMPLETE = with_communication(build_program("1f1b", 3, 4))
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_generated_programs_are_legal(name: str) -> None:
-    for p, m, v in legal_sizes(name, (1, 2, 3, 4, 7), (1, 2, 3, 5, 8, 13, 14)):
+    for p, m, v in legal_sizes(name, (1, 2, 3, 4, 6), (1, 2, 3, 5, 8, 13)):
         program = with_communication(build_program(name, p, m, v))
         check(program)
         assert find_deadlock(program, queues="rank") == {}
