@@ -61,7 +61,7 @@ def _step(plan: Plan) -> tuple[int, dict[str, int]]:
     return _loopback_bytes() - before, sent
 
 
-def _in_own_network(plan: Plan) -> list[tuple[int, dict[str, int]]]:
+def in_own_network(plan: Plan) -> list[tuple[int, dict[str, int]]]:
     def body() -> Any:
         _own_network()
         return run_ranks(plan.world_size, _step, plan)
@@ -108,7 +108,7 @@ def _optimal_bytes(plan: Plan) -> dict[str, float]:
 )
 def test_a_step_sends_what_rings_need_and_no_more(settings: dict[str, Any]) -> None:
     plan = Plan.uniform(LAYERS, **settings)
-    answers = _in_own_network(plan)
+    answers = in_own_network(plan)
     optimal = _optimal_bytes(plan)
     for axis, expected in optimal.items():
         counted = sum(sent.get(axis, 0) for _, sent in answers)
