@@ -131,8 +131,13 @@ def least_tokens(sequence_length: int, global_batch: int) -> int:
     return sequence_length * global_batch + 1
 
 
-def require_enough(tokens: Tokens, sequence_length: int, global_batch: int) -> None:
-    """Returns if there is a global batch of whole samples. Raises DataError with the counts."""
+def require_enough(
+    tokens: Tokens, sequence_length: int, global_batch: int, batch_unit: int = 1
+) -> None:
+    """Returns if there is a global batch of whole samples. Raises DataError with the counts.
+
+    A batch that works is a multiple of `batch_unit`: what plan and job fix of it.
+    """
     num_samples = max(0, (tokens.num_tokens - 1) // sequence_length)
     if num_samples >= global_batch:
         return
@@ -141,15 +146,27 @@ def require_enough(tokens: Tokens, sequence_length: int, global_batch: int) -> N
         f"{num_samples} samples of {sequence_length} tokens, but the global batch is {global_batch}"
     )
     rule = "one global batch is at most the whole data set"
-    raise DataError(Problem(what, rule, _what_works(tokens, num_samples, global_batch)))
+    remedies = [*_smaller_batch(num_samples, batch_unit), *_shorter(tokens, global_batch)]
+    raise DataError(Problem(what, rule, " | ".join([*remedies, "more text"])))
 
 
-def _what_works(tokens: Tokens, num_samples: int, global_batch: int) -> str:
-    """The largest batch for these samples, the longest samples for this batch, or more text."""
+def _smaller_batch(num_samples: int, unit: int) -> Iterator[str]:
+    """The largest batch for these samples; what stands in its way if there is none."""
+    largest = num_samples // unit * unit
+    if largest:
+        yield f"[train] global_batch = {largest}" + (" or less" if unit == 1 else "")
+    elif num_samples:
+        yield (
+            f"[train] global_batch = {num_samples} under a plan and a job that divide it: "
+            f"now it is a multiple of {unit}"
+        )
+
+
+def _shorter(tokens: Tokens, global_batch: int) -> Iterator[str]:
+    """The longest samples for this batch."""
     longest = (tokens.num_tokens - 1) // global_batch
-    remedies = [f"[train] global_batch = {num_samples} or less"] if num_samples else []
-    remedies += [f"[data] sequence_length = {longest} or less"] if longest > 0 else []
-    return " | ".join([*remedies, "more text"])
+    if longest > 0:
+        yield f"[data] sequence_length = {longest} or less"
 
 
 def require_labels(tokens: Tokens) -> None:

@@ -61,6 +61,7 @@ class Choice:
     cluster: Cluster
     workload: Workload
     search: Mapping[str, Any] | None  # None: the job named the plan
+    batch_unit: int = 1  # plan and job fix this divisor of the global batch
 
 
 def choose_plan(job: Job, model: Model, place: Place | None, planner: Planner) -> Choice:
@@ -93,7 +94,14 @@ def _searched(
     if not found:
         raise PlanError(problems or _no_share(job, cluster))
     best = min(found, key=lambda f: f.step_time_s)
-    return Choice(plan=best.plan, cluster=cluster, workload=workload, search=best.document)
+    unit = (job.train.microbatch or 1) * (job.train.accumulation or 1)
+    return Choice(
+        plan=best.plan,
+        cluster=cluster,
+        workload=workload,
+        search=best.document,
+        batch_unit=unit,
+    )
 
 
 def _searches(job: Job, cluster: Cluster) -> list[dict[str, str]]:
@@ -164,7 +172,9 @@ def _named(job: Job, model: Model, place: Place | None, workload: Workload) -> C
     problems += [Problem(reason, "a plan runs today") for reason in unrunnable(plan, model)]
     if problems:
         raise PlanError(problems)
-    return Choice(plan=plan, cluster=cluster, workload=workload, search=None)
+    fixed = plan.microbatch if job.train.microbatch or "microbatch" in says else 1
+    unit = plan.dp * fixed * (job.train.accumulation or 1)
+    return Choice(plan=plan, cluster=cluster, workload=workload, search=None, batch_unit=unit)
 
 
 def _cluster_for(text: str, model: Model, place: Place | None, ranks: int | None) -> Cluster:

@@ -62,7 +62,7 @@ def draft(job: Job, place: Place | None, planner: Planner, say: Say) -> Draft:
     data = _build(
         text_is_enough=text.is_surely_enough(job),
         start_ranks=start_ranks,
-        build=lambda: build_data(text, job, source.tokenizer, say),
+        build=lambda: build_data(text, job, source.tokenizer, say, choice.batch_unit),
     )
     for line in data_lines(text, data, job):
         say(line)

@@ -60,10 +60,13 @@ def read_text(job: Job) -> Text:
     return Text(train=training, eval=evaluation)
 
 
-def build_data(text: Text, job: Job, tokenizer: TextTokenizer, say: Say) -> DataSet:
+def build_data(
+    text: Text, job: Job, tokenizer: TextTokenizer, say: Say, batch_unit: int = 1
+) -> DataSet:
     """The tokens of a job, from the cache or newly made.
 
-    Raises DataError, with nothing written, if there are too few for one global batch.
+    Raises DataError, with nothing written, if there are too few for one global batch; the batch
+    that it offers instead is a multiple of `batch_unit`.
     """
     folder = Path(job.data.cache or "")
     length, batch = job.data.sequence_length, job.train.global_batch
@@ -74,7 +77,7 @@ def build_data(text: Text, job: Job, tokenizer: TextTokenizer, say: Say) -> Data
         least_tokens=least_tokens(length, batch),
         progress=_progress(say),
     )
-    require_enough(train, length, batch)
+    require_enough(train, length, batch, batch_unit)
     evaluation = None
     if text.eval is not None:
         evaluation = build_tokens(folder, text.eval, tokenizer, least_tokens=2)

@@ -1,0 +1,37 @@
+"""User case PUB-034: fewer micro-batches than stages work, and the run says what that costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import losses
+from verbs import Ranks, job
+
+from triptych.schedule.timeline import Timeline
+
+
+@pytest.mark.parametrize(
+    ("schedule", "count"), [("1f1b", 1), ("gpipe", 2), ("1f1b", 3), ("gpipe", 4), ("1f1b", 7)]
+)
+def test_four_stages_train_any_number_of_micro_batches_and_tell_the_bubble(
+    ranks: Ranks, tmp_path: Path, schedule: str, count: int
+) -> None:
+    """User case PUB-034: every schedule with every count is in the runtime's tests."""
+    path = job(tmp_path)
+    run = tmp_path / "run"
+    short = ("--set", "train.steps=2", f"train.global_batch={count}")
+    ended = ranks.done("train", path, "--plan", f"pp=4,schedule={schedule}", *short)
+    predicted = json.loads((run / "prediction.json").read_text())["bubble_fraction"]
+    assert f"pipeline: {count} micro-batches over 4 ranks" in ended.err
+    assert f"predicted bubble {predicted:.0%}" in ended.err
+    warned = f"fewer micro-batches ({count}) than pipeline ranks (4)" in ended.err
+    assert warned is (count < 4)
+    assert predicted == pytest.approx(3 / (count + 3), abs=0.15)  # the closed form, equal stages
+    recorded = Timeline.from_json(json.loads((run / "timeline.json").read_text()))
+    assert 0 < recorded.bubble_fraction < 1
+    found = losses(path)
+    run.rename(tmp_path / "pipelined")
+    ranks.done("train", path, "--plan", "dp=1", *short)
+    assert found == pytest.approx(losses(path), abs=1e-5)
