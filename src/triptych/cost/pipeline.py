@@ -91,10 +91,18 @@ Moment = tuple[Alive, ...]
 """What each stage of a rank, in model order, has alive at one moment."""
 
 
+def enough_microbatches(schedule: str, num_ranks: int, num_microbatches: int) -> int:
+    """How many micro-batches show the peaks of a program: more repeat what was there before."""
+    is_steady = schedule != "interleaved" or num_microbatches % num_ranks == 0
+    return min(num_microbatches, 4 * num_ranks) if is_steady else num_microbatches
+
+
 def known_peaks(
-    schedule: str, num_ranks: int, num_microbatches: int
+    schedule: str, num_ranks: int, num_microbatches: int, chunks: int
 ) -> tuple[tuple[Moment, ...], ...] | None:
-    """`program_peaks` of GPipe and 1F1B, without their programs; None for other schedules."""
+    """`program_peaks` of the simplest schedules, without their programs; None for others."""
+    if schedule == "breadth-first":
+        return (((Alive(num_microbatches),) * chunks,),) * num_ranks
     if schedule == "1f1b":
         return tuple(
             ((Alive(min(num_microbatches, num_ranks - rank)),),) for rank in range(num_ranks)

@@ -13,7 +13,7 @@ from triptych.cost.collectives import Group, group
 from triptych.cost.ends import embedding_cost, head_cost
 from triptych.cost.holdings import Holdings, holdings
 from triptych.cost.layer import layer_cost
-from triptych.cost.pipeline import Moment, known_peaks, program_peaks
+from triptych.cost.pipeline import Moment, enough_microbatches, known_peaks, program_peaks
 from triptych.cost.rates import Rates, memory_limit_bytes, rates, slowest_device
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator, localize
@@ -108,15 +108,13 @@ class Pricer:
     def peaks(
         self, name: str, ranks: int, num_microbatches: int, chunks: int
     ) -> tuple[tuple[Moment, ...], ...]:
-        """For each pipeline rank, the moments at which it may hold most.
-
-        Those of `zb-auto`, which is slow to make, are taken from at most 4p micro-batches.
-        """
-        counted = min(num_microbatches, 4 * ranks) if name == "zb-auto" else num_microbatches
-        key = (name, ranks, counted, chunks)
+        """For each pipeline rank, the moments at which it may hold most."""
+        known = known_peaks(name, ranks, num_microbatches, chunks)
+        if known:
+            return known
+        key = (name, ranks, enough_microbatches(name, ranks, num_microbatches), chunks)
         if key not in self._peaks:
-            known = known_peaks(name, ranks, counted)
-            self._peaks[key] = known or program_peaks(self.program(*key))
+            self._peaks[key] = program_peaks(self.program(*key))
         return self._peaks[key]
 
     def counts(self, start: int, stop: int) -> Counts:

@@ -7,7 +7,14 @@ import random
 import pytest
 
 from triptych.cost.clock import rank_ends_s
-from triptych.cost.pipeline import Pair, known_peaks, makespan_bound_s, program_peaks, rank_bounds_s
+from triptych.cost.pipeline import (
+    Pair,
+    enough_microbatches,
+    known_peaks,
+    makespan_bound_s,
+    program_peaks,
+    rank_bounds_s,
+)
 from triptych.schedule.action import Action, Kind
 from triptych.schedule.generate import SCHEDULES, build_program
 from triptych.schedule.program import Program
@@ -94,11 +101,25 @@ def test_a_split_backward_takes_its_two_halves() -> None:
     assert rank_ends_s(program, [(1.0, 2.0)] * 2, 0.5) == [1 + 0.5 + 1 + 1 + 0.5 + 2, 4.5]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "breadth-first"])
 @pytest.mark.parametrize(("ranks", "count"), SIZES)
 def test_known_peaks_are_those_of_the_program(schedule: str, ranks: int, count: int) -> None:
-    program = build_program(schedule, ranks, count)
-    assert known_peaks(schedule, ranks, count) == program_peaks(program)
+    for chunks in range(1, 4):
+        if TRAITS[schedule].allows_chunks(chunks):
+            program = build_program(schedule, ranks, count, chunks)
+            assert known_peaks(schedule, ranks, count, chunks) == program_peaks(program)
+
+
+@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - {"gpipe", "1f1b", "breadth-first"}))
+def test_more_micro_batches_than_enough_show_no_other_peaks(schedule: str) -> None:
+    chunks = TRAITS[schedule].least_chunks
+    for ranks, count in ((1, 7), (2, 9), (2, 16), (3, 13), (3, 30), (4, 17), (4, 40), (5, 25)):
+        enough = enough_microbatches(schedule, ranks, count)
+        whole, part = (
+            program_peaks(build_program(schedule, ranks, number, chunks))
+            for number in (count, enough)
+        )
+        assert [set(moments) for moments in whole] == [set(moments) for moments in part]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
