@@ -94,8 +94,9 @@ class ShardedAdamW:
         device = self._buckets.buckets[0].shard_gradients.device
         if not counted:
             return torch.zeros((), dtype=torch.float64, device=device)
-        norms = torch.stack(torch._foreach_norm(counted)).double()
-        return norms.square().sum()
+        # In fp64: else the last digits, which clipping passes on, depend on how pieces are cut.
+        norms = torch._foreach_norm(counted, 2.0, torch.float64)
+        return torch.stack(norms).square().sum()
 
     def step(self, learning_rate: float, norm: torch.Tensor) -> None:
         """Updates weights from gradients clipped by their global `norm`; skips if not finite.
