@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,11 @@ def test_the_length_of_the_whole_step_is_not_one_of_its_parts() -> None:
 def test_field_names_become_words() -> None:
     assert worded("data_comm") == "data communication"
     assert worded("optimizer") == "optimizer"
+
+
+def test_the_exchange_of_a_tied_embedding_counts_as_gradient_exchange(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    step = replace(run.steps[0], time_s={"compute": 0.1, "data_comm": 0.01, "tie_comm": 0.02})
+    rows = comparisons(replace(run, steps=(step,)))
+    assert row(rows, "data communication").measured == pytest.approx(0.03)
+    assert not any(found.name == "tie communication" for found in rows)
