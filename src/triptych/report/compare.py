@@ -128,7 +128,7 @@ def _step_time_parts(
 
 
 def _with_ties_in_data(terms: Mapping[str, float]) -> dict[str, float]:
-    """The exchange of a tied embedding between two stages is predicted as part of the gradients'."""
+    """The exchange of a tied embedding is predicted as part of the gradients' exchange."""
     rest = {name: value for name, value in terms.items() if name != "tie_comm"}
     if "tie_comm" in terms:
         rest["data_comm"] = rest.get("data_comm", 0.0) + terms["tie_comm"]
