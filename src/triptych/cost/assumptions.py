@@ -12,6 +12,7 @@ from triptych.cost.rates import Rates
 from triptych.cost.sharded import HIDDEN
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
+from triptych.schedule.traits import TRAITS
 
 
 def assumptions(
@@ -64,6 +65,10 @@ def _bubble(plan: Plan, simulated: bool) -> Iterator[str]:
     if plan.pp == 1:
         return
     yield "messages travel while ranks compute; their latency is in pipeline_comm"
+    if TRAITS[plan.schedule].splits_backward:
+        yield "all ranks meet before the optimizer (gradient norm): their skew counts as bubble"
+    if plan.schedule == "dualpipe-v":
+        yield "a forward and a backward run one after the other, not at the same time"
     if not simulated:
         yield "simulated with fewer micro-batches and continued at the steady pace"
 
