@@ -23,7 +23,7 @@ from triptych.plan.ranks import placement, stages_of_rank
 from triptych.runtime.build.slots import collect_slots, fill_initial
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen_norms
-from triptych.runtime.build.zoo import require_no_dropout, skeleton
+from triptych.runtime.build.zoo import require_fixed_rotary, require_no_dropout, skeleton
 from triptych.runtime.context.zigzag import zigzag_positions
 from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.live import LiveBytes, live_bytes
@@ -305,6 +305,8 @@ class Engine:
 def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
     causal_lm = skeleton(config)
     require_no_dropout(causal_lm)
+    if plan.cp > 1:
+        require_fixed_rotary(causal_lm)
     if plan.precision.parameter == "fp64":
         widen_norms(causal_lm)
     return causal_lm

@@ -151,3 +151,24 @@ def test_dropout_is_refused_in_training() -> None:
         return str(error.value)
 
     assert "attention_dropout" in run_ranks(1, body)[0]
+
+
+def test_attention_that_looks_ahead_is_refused() -> None:
+    def body() -> str:
+        with pytest.raises(ModelError) as error:
+            skeleton(family_config("gemma3_text") | {"use_bidirectional_attention": True})
+        return str(error.value)
+
+    assert "use_bidirectional_attention" in run_ranks(1, body)[0]
+
+
+def test_frequencies_that_follow_the_length_are_refused_on_a_ring_of_context_ranks() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    config = tiny_config(rope_parameters=rope)
+
+    def body() -> str:
+        with pytest.raises(ModelError) as error:
+            make_engine(Plan.uniform(4, cp=2), config)
+        return str(error.value)
+
+    assert "dynamic" in run_ranks(2, body)[0]

@@ -46,7 +46,7 @@ _DROPOUTS = (
 def skeleton(config: Mapping[str, Any]) -> nn.Module:
     """The library's causal LM of a `config.json`, every parameter on the meta device.
 
-    Raises ModelError for a family outside the allow-list.
+    Raises ModelError for a family outside the allow-list or a setting that would be ignored.
     """
     model_type = str(config.get("model_type"))
     family = family_of(model_type)
@@ -56,6 +56,10 @@ def skeleton(config: Mapping[str, Any]) -> nn.Module:
         hf_config = transformers.AutoConfig.for_model(model_type, **settings)
     except Exception as error:  # the library validates with several exception types of its own
         raise ModelError(f"transformers refuses this {model_type} config: {error}") from error
+    if getattr(hf_config, "use_bidirectional_attention", False):
+        what = f"use_bidirectional_attention in a {model_type} config"
+        works = "use_bidirectional_attention = false"
+        raise ModelError(Problem(what, "attention is causal here", works))
     with torch.device("meta"):
         model: nn.Module = transformers.AutoModelForCausalLM.from_config(
             hf_config, attn_implementation=NAME
@@ -77,6 +81,24 @@ def require_no_dropout(causal_lm: nn.Module) -> None:
     ]
     if problems:
         raise ModelError(problems)
+
+
+def require_fixed_rotary(causal_lm: nn.Module) -> None:
+    """Raises ModelError if rotary frequencies follow the longest position that a rank sees.
+
+    Context ranks see different positions, so that theirs would differ.
+    """
+    config = causal_lm.config
+    assert isinstance(config, transformers.PreTrainedConfig)
+    family = family_of(config.model_type)
+    if family.rotary is None:
+        return
+    kinds: Any = causal_lm.get_submodule(f"{family.trunk}.{family.rotary}").rope_type
+    found = {kinds} if isinstance(kinds, str) else set(kinds.values())
+    moving = sorted(found & {"dynamic", "longrope"})
+    if moving:
+        rule = "under context parallelism the frequencies of all ranks must be the same"
+        raise ModelError(Problem(f"rope_type = {', '.join(moving)}", rule, "cp=1"))
 
 
 def _remake_rotary(trunk: nn.Module, name: str) -> None:
