@@ -1,10 +1,14 @@
-"""CPU seconds of a training step: Triptych against DDP and FSDP2 on two gloo ranks.
+"""CPU seconds of a training step: Triptych against DDP, ZeroRedundancyOptimizer and FSDP2.
 
 Same module (the library's Llama with one attention function), same loss function, same fused AdamW
 and clipping, same global batch with accumulation. Both live in the same processes and take turns,
 so that noise of the machine hits both; CPU seconds are of all threads, summed over the ranks.
 
-    python benchmarks/step_time.py [--pairs 15] [--json]
+Sharded modes are compared with the peer that does the same work: ZeRO-2 and FSDP2 that keeps
+parameters from forward to backward, ZeRO-3 and FSDP2 that does not; gradients scattered in each
+micro-batch, or whole until the last one (`reduce_last`).
+
+    python benchmarks/step_time.py [--pairs 15] [--only ZeRO-3] [--json]
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,6 +31,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from triptych.plan.plan import Plan
@@ -58,9 +64,15 @@ def microbatches(step: int, rank: int) -> list[MicroBatch]:
     return [MicroBatch(part[:, :-1], part[:, 1:]) for part in mine.split(MICROBATCH)]
 
 
-def triptych_step(zero: int) -> Callable[[int], float]:
+def triptych_step(zero: int, accumulation: str = "auto") -> Callable[[int], float]:
     """A step of our engine."""
-    plan = Plan.uniform(CONFIG["num_hidden_layers"], dp=RANKS, zero=zero, microbatch=MICROBATCH)
+    plan = Plan.uniform(
+        CONFIG["num_hidden_layers"],
+        dp=RANKS,
+        zero=zero,
+        microbatch=MICROBATCH,
+        accumulation=accumulation,
+    )
     engine = Engine.build(plan, CONFIG, Mesh.create(plan), optimizer=SETTINGS)
     rank = dist.get_rank()
     return lambda step: engine.step(microbatches(step, rank), 1e-4).loss
@@ -77,9 +89,10 @@ def _peer_step(
     model: Any,
     losses: Callable[[Any, MicroBatch, float], torch.Tensor],
     sync: Callable[[bool], Any],
+    make_optimizer: Callable[..., Any] = torch.optim.AdamW,
 ) -> Callable[[int], float]:
     """Accumulation, clipping and fused AdamW around a wrapped module, as its documentation says."""
-    optimizer = torch.optim.AdamW(
+    optimizer = make_optimizer(
         model.parameters(), betas=SETTINGS.betas, weight_decay=0.0, fused=True, lr=1e-4
     )
     rank = dist.get_rank()
@@ -117,7 +130,7 @@ class _WithLoss(torch.nn.Module):
         return cross_entropy(hidden.flatten(0, 1), head, labels.flatten(), self.vocabulary, scale)
 
 
-def ddp_step() -> Callable[[int], float]:
+def ddp_step(make_optimizer: Callable[..., Any] = torch.optim.AdamW) -> Callable[[int], float]:
     """DistributedDataParallel with gradients as bucket views."""
     model = DistributedDataParallel(_WithLoss(_library_model()), gradient_as_bucket_view=True)
 
@@ -133,20 +146,27 @@ def ddp_step() -> Callable[[int], float]:
             if not self.last:
                 self.context.__exit__(*error)
 
-    return _peer_step(model, lambda m, p, s: m(p.input_ids, p.labels, s), Sync)
+    return _peer_step(model, lambda m, p, s: m(p.input_ids, p.labels, s), Sync, make_optimizer)
 
 
-def fsdp2_step() -> Callable[[int], float]:
-    """FSDP2 at its cheapest: parameters stay gathered, gradients reduce on the last micro-batch."""
+def zero_redundancy_step() -> Callable[[int], float]:
+    """DDP with torch's ZeroRedundancyOptimizer around the same AdamW: ZeRO-1."""
+    return ddp_step(partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW))
+
+
+def fsdp2_step(reshard: bool, each: bool) -> Callable[[int], float]:
+    """FSDP2: parameters released after the forward or not, gradients reduced each micro-batch or
+    on the last.
+    """
     model = _WithLoss(_library_model())
     mesh = dist.init_device_mesh("cpu", (RANKS,))
     for layer in model.model.model.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
 
     class Sync:
         def __init__(self, last: bool) -> None:
-            model.set_requires_gradient_sync(last)
+            model.set_requires_gradient_sync(last or each)
 
         def __enter__(self) -> None: ...
 
@@ -165,12 +185,52 @@ def cpu_seconds(step: Callable[[int], float], index: int) -> float:
     return float(spent)
 
 
-def compare(pairs: int) -> list[dict[str, Any]]:
+Make = Callable[[], Callable[[int], float]]
+
+CLAIMS: tuple[tuple[str, Make, str, Make], ...] = (
+    ("ZeRO-0", partial(triptych_step, 0), "DDP", ddp_step),
+    ("ZeRO-1", partial(triptych_step, 1), "DDP", ddp_step),
+    (
+        "ZeRO-1",
+        partial(triptych_step, 1),
+        "DDP + ZeroRedundancyOptimizer",
+        zero_redundancy_step,
+    ),
+    (
+        "ZeRO-2",
+        partial(triptych_step, 2),
+        "FSDP2, kept after forward",
+        partial(fsdp2_step, reshard=False, each=True),
+    ),
+    (
+        "ZeRO-2 reduce_last",
+        partial(triptych_step, 2, "reduce_last"),
+        "FSDP2, kept, no_sync",
+        partial(fsdp2_step, reshard=False, each=False),
+    ),
+    (
+        "ZeRO-3",
+        partial(triptych_step, 3),
+        "FSDP2, resharded",
+        partial(fsdp2_step, reshard=True, each=True),
+    ),
+    (
+        "ZeRO-3 reduce_last",
+        partial(triptych_step, 3, "reduce_last"),
+        "FSDP2, resharded, no_sync",
+        partial(fsdp2_step, reshard=True, each=False),
+    ),
+)
+"""Ours, and the peer that does the same work."""
+
+
+def compare(pairs: int, only: str) -> list[dict[str, Any]]:
     """Ratios of interleaved pairs for each of our modes against each peer."""
     rows = []
-    peers = {"DDP": ddp_step, "FSDP2": fsdp2_step}
-    for zero, peer in ((0, "DDP"), (1, "DDP"), (1, "FSDP2")):
-        ours, theirs = triptych_step(zero), peers[peer]()
+    for claim, make_ours, peer, make_theirs in CLAIMS:
+        if only not in claim:
+            continue
+        ours, theirs = make_ours(), make_theirs()
         for warm in range(2):
             cpu_seconds(ours, warm), cpu_seconds(theirs, warm)
         found = []
@@ -178,7 +238,7 @@ def compare(pairs: int) -> list[dict[str, Any]]:
             order = (ours, theirs) if index % 2 == 0 else (theirs, ours)
             spent = {id(step): cpu_seconds(step, index) for step in order}
             found.append((spent[id(ours)], spent[id(theirs)]))
-        rows.append(_row(f"ZeRO-{zero}", peer, found))
+        rows.append(_row(claim, peer, found))
     return rows
 
 
@@ -202,6 +262,7 @@ def _row(claim: str, peer: str, found: list[tuple[float, float]]) -> dict[str, A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--only", default="", help="a part of the claim's name")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -210,7 +271,7 @@ def main() -> None:
         rank = 1 if child == 0 else 0
         store = dist.FileStore(f"{folder}/store", RANKS)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-        rows = compare(options.pairs)
+        rows = compare(options.pairs, options.only)
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
@@ -220,7 +281,7 @@ def main() -> None:
     for row in rows:
         low, high = row["interval_95"]
         print(
-            f"{row['claim']:38} against {row['peer']:24} {row['ours']:.3f} / {row['theirs']:.3f} "
+            f"{row['claim']:42} against {row['peer']:44} {row['ours']:.3f} / {row['theirs']:.3f} "
             f"CPU s, ratio {row['ratio']:.3f} [{low:.3f}, {high:.3f}]"
         )
     sys.stdout.flush()
