@@ -180,6 +180,7 @@ class Frame:
         exposed = sharded_pass(
             cost.holdings,
             cost.num_units,
+            stage.num_layers,
             storage,
             self.pricer.group(storage.shards, stage.tensor),
             forward_s=cost.forward_s,

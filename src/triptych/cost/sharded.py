@@ -1,7 +1,8 @@
-"""ZeRO-2 and ZeRO-3: communication inside every micro-batch (priced, not run today).
+"""ZeRO-2 and ZeRO-3: communication inside every micro-batch.
 
-ZeRO-2 reduce-scatters a micro-batch's gradients in its backward; ZeRO-3 also gathers parameters
-ahead of each layer, in the forward and again in the backward (domain.md section 2).
+ZeRO-2 reduce-scatters a micro-batch's gradients in its backward (unless they stay whole until the
+last one); ZeRO-3 also gathers parameters ahead of each layer, in the forward and again in the
+backward, and the embedding and the head in the forward (domain.md section 2).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Exposed(NamedTuple):
 def sharded_pass(
     held: Holdings,
     num_units: int,
+    num_layers: int,
     storage: Storage,
     data: Group,
     *,
@@ -37,16 +39,16 @@ def sharded_pass(
     backward_s: float,
     is_cpu: bool,
 ) -> Exposed:
-    """Exposed seconds of a stage's gathers and scatters, `num_units` layers of equal size."""
+    """Exposed seconds of a stage's gathers and scatters; all units count as equally large."""
     if storage.zero < 2 or data.size == 1:
         return Exposed(0.0, 0.0)
     unit = held.total / num_units
-    scatter_s = data.gather_s(unit * storage.reduction_bytes)
+    scatter_s = data.gather_s(unit * storage.reduction_bytes) if storage.reduces_each else 0.0
     gather_s = data.gather_s(unit * storage.parameter_bytes) if storage.zero >= 3 else 0.0
     hides = 0.0 if is_cpu else OVERLAP
     return Exposed(
         _exposed_s(num_units * gather_s, hides * forward_s),
-        _exposed_s(num_units * (gather_s + scatter_s), hides * backward_s),
+        _exposed_s(num_layers * gather_s + num_units * scatter_s, hides * backward_s),
     )
 
 

@@ -82,7 +82,7 @@ def late_elements(held: Holdings, sequence_parallel: bool) -> int:
 def _exposed_reduce_s(
     held: Holdings, storage: Storage, axes: Axes, hidden_s: float, reduction_bytes: float
 ) -> float:
-    if storage.zero >= 2:
+    if storage.reduces_each:
         return 0.0  # reduced inside each micro-batch's backward
     dense_s, last_s = _buckets_s(held.dense * reduction_bytes, storage, axes.data)
     expert_s, _ = _buckets_s(held.expert * reduction_bytes, storage, axes.expert_data)
