@@ -181,6 +181,7 @@ class Plan:
         words += [f"cp={self.cp}"] if self.cp > 1 else []
         words += [f"ep={self.ep}"] if self.ep > 1 else []
         words += [f"zero={self.zero}"] if self.zero else []
+        words += [f"hybrid_shard={self.hybrid_shard}"] if self.hybrid_shard else []
         words += ["sp=1"] if self.sequence_parallel else []
         words += [f"microbatch={self.microbatch}"]
         words += [f"schedule={self.schedule}"] if self.pp > 1 or self.chunks > 1 else []
