@@ -14,20 +14,20 @@ run python examples/demo/text.py demo-run/text
 step "2. A byte-level BPE tokenizer on that text"
 run triptych tokenizer demo-run/text/train --vocab-size 4096 --out demo-run/tokenizer
 
-step "3. How should a small Llama be split over this machine?"
-run triptych plan examples/demo/config.json --cluster local --seq 256 --batch 2 \
-  --out demo-run/plan.toml
+step "3. How should a small Llama be split over two devices of this machine?"
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
+run triptych plan examples/demo/config.json --cluster "$([ "$gpus" = 1 ] && echo local || echo 2xlocal)" \
+  --seq 256 --batch 2 --out demo-run/plan.toml
 
 step "4. Train it under that plan"
 run triptych train examples/demo/job.toml --plan demo-run/plan.toml
 
 step "5. Resume on 4 ranks, TP2 x PP2, from the same checkpoint: the loss goes on"
-gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
 if [ "$gpus" -gt 0 ] && [ "$gpus" -lt 4 ]; then
   echo "(this machine has $gpus GPUs: 4 ranks run on its CPUs)"
   export CUDA_VISIBLE_DEVICES=
 fi
-run triptych train examples/demo/job.toml --plan tp=2,pp=2,sp=1,microbatch=1 --set train.steps=2600
+run triptych train examples/demo/job.toml --plan tp=2,pp=2,sp=1,microbatch=1 --set train.steps=2000
 
 step "6. Export a Hugging Face directory; stock transformers loads it"
 run triptych export demo-run/run demo-run/hf
