@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -232,8 +233,8 @@ class Engine:
 
     def _actions(self, num_microbatches: int) -> tuple[Action, ...]:
         plan = self.plan
-        program = build_program(plan.schedule, plan.pp, num_microbatches, plan.chunks)
-        return with_communication(program).actions[self.mesh.coordinates.pp]
+        rows = _rows(plan.schedule, plan.pp, num_microbatches, plan.chunks)
+        return rows[self.mesh.coordinates.pp]
 
     def _owned_loss(self, losses: torch.Tensor | None) -> torch.Tensor:
         """The loss on one tensor rank of the last stage, zero elsewhere: parts that add up."""
@@ -300,6 +301,13 @@ class Engine:
 
     def _bytes(self) -> dict[str, int]:
         return {axis: c.bytes_sent for axis, c in self.mesh.counters.by_axis.items()}
+
+
+@lru_cache(maxsize=16)  # a program takes milliseconds to make and is the same every step
+def _rows(
+    schedule: str, num_ranks: int, num_microbatches: int, chunks: int
+) -> tuple[tuple[Action, ...], ...]:
+    return with_communication(build_program(schedule, num_ranks, num_microbatches, chunks)).actions
 
 
 def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
