@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LAYOUTS := tests/procs/runtime tests/procs/checkpoint/test_checkpoint_plans.py \
+  tests/procs/train/test_train_resume.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint format
@@ -16,8 +18,9 @@ install: $(STAMP)  ## make .venv and install Triptych with everything that runs 
 demo: $(STAMP)  ## train, resume on another layout, export and generate, on this machine
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh
 
-test: $(STAMP)  ## every test but tests/gpu
+test: $(STAMP)  ## every test but tests/gpu; those that compare layouts again under strict comm
 	$(BIN)/python -m pytest
+	TRIPTYCH_STRICT_COMM=1 $(BIN)/python -m pytest $(LAYOUTS)
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check
