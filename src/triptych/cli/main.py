@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TextIO
 
 from triptych import __version__
-from triptych.cli.answer import Answer, stdout_for
+from triptych.cli.answer import Answer, say, stdout_for
 from triptych.cli.usage import expand_lists, unknown_verb, usage_error
 from triptych.errors import InputError, Problem, TriptychError
 
@@ -27,6 +27,12 @@ VERBS = {
     "report": "draw a run folder as an HTML page",
     "tokenizer": "train a byte-level BPE tokenizer on text files",
 }
+SIGNS_OF_LIFE = {
+    "plan": "pricing plans ...",
+    "predict": "pricing the plan ...",
+    "report": "reading the run ...",
+}
+"""Said before a verb loads, where loading takes longer than a reader's patience."""
 INTERRUPTED = 130
 OPTIONAL = {"torch", "transformers", "safetensors", "tokenizers"}
 
@@ -63,6 +69,8 @@ def _dispatch(args: list[str]) -> Answer:
 
 def call_verb(verb: str, args: Sequence[str]) -> Answer:
     """Loads a verb and calls it. Raises InputError for a wrong command line."""
+    if verb in SIGNS_OF_LIFE and not {"-h", "--help"} & set(args):
+        say(SIGNS_OF_LIFE[verb])
     import typer
 
     command: Callable[..., Answer] = import_module(f"triptych.cli.{verb}").command

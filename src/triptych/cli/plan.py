@@ -52,7 +52,6 @@ def command(
     shape = load_model(model)
     where = read_cluster_option(cluster)
     workload = training_workload(shape, where, seq, batch)
-    say(f"pricing plans of {shape.name} on {where.name} ...")
     result = search(shape, where, workload, fixed=fixed_settings(fix or ()), top=top)
     heading, facts = headline(shape, where, workload)
     document = facts | result.to_json()
