@@ -5,7 +5,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 step() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
-run() { printf '\033[36m$ %s\033[0m\n' "$*"; "$@"; }
+quoted() {  # the arguments as one would type them
+  local word
+  for word in "$@"; do
+    case $word in *[!A-Za-z0-9_=,./:+-]*) word="'$word'" ;; esac
+    printf '%s ' "$word"
+  done
+}
+run() { printf '\033[36m$ %s\033[0m\n' "$(quoted "$@")"; "$@"; }
 
 step "1. Text: the Python standard library's own sources, every twentieth file held out"
 run rm -rf demo-run
@@ -38,7 +45,7 @@ tokenizer = AutoTokenizer.from_pretrained("demo-run/hf")
 print(type(model).__name__, f"{model.num_parameters():,} parameters", tokenizer("def main():"))'
 
 step "7. Complete a line of code"
-run triptych generate demo-run/hf --prompt '    def __init__(self, ' --max-new-tokens 24
+run triptych generate demo-run/hf --prompt '    def __init__(self' --max-new-tokens 8
 
 step "8. A page with plan, memory, loss, and the predicted beside the recorded pipeline"
 run triptych report demo-run/run --out demo-run/report.html
