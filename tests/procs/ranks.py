@@ -39,13 +39,6 @@ from transformers import (  # noqa: F401  (lazy modules: loaded once here, not o
     SmolLM3ForCausalLM,
     Starcoder2ForCausalLM,
 )
-    AutoConfig,
-    AutoModelForCausalLM,
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-)
 
 torch.set_num_threads(1)
 STRICT = os.environ.get("TRIPTYCH_STRICT_COMM") == "1"
