@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-LAYOUTS := tests/procs/runtime tests/procs/checkpoint/test_checkpoint_plans.py \
-  tests/procs/train/test_train_resume.py
+LAYOUTS := $(addprefix tests/procs/runtime/test_, layout_equality.py mixed_plans.py \
+  schedules_run.py zero_equality.py ring_attention.py user_cases_runtime.py) \
+  tests/procs/checkpoint/test_checkpoint_plans.py tests/procs/train/test_train_resume.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint format
