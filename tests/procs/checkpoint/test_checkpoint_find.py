@@ -51,6 +51,7 @@ def flip(path: Path, at: int = -1) -> None:
 def test_a_checkpoint_that_lacks_a_file_is_skipped_and_the_file_named(
     tmp_path: Path, file: str
 ) -> None:
+    """User case pub_049."""
     folder = three_checkpoints(tmp_path)
     (folder / "step-00000030" / file).unlink()
     found, warnings = newest_complete(tmp_path)
@@ -118,6 +119,7 @@ def test_checksums_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_no_complete_checkpoint_is_an_error_that_lists_them_all(tmp_path: Path) -> None:
+    """User case pub_049."""
     folder = three_checkpoints(tmp_path)
     for step, file in ((10, FILES[0]), (20, FILES[3]), (30, FILES[5])):
         (folder / f"step-{step:08d}" / file).unlink()

@@ -31,6 +31,7 @@ def saved(folder: Path, **kinds: torch.dtype) -> Path:
 def test_missing_renamed_unknown_and_misshapen_tensors_are_all_named_at_once(
     tmp_path: Path,
 ) -> None:
+    """User case pub_047."""
     tensors = {
         ("weight", "model.embed_tokens.weight"): torch.zeros(11, 6),
         ("weight", "model.layers.0.mlp.up_project.weight"): torch.zeros(5, 6),

@@ -102,6 +102,7 @@ def compare(
 def test_losses_continue_and_moments_are_bit_equal_under_every_other_plan(
     tmp_path: Path, old: str
 ) -> None:
+    """User case pub_046."""
     compare(old, PLANS, Precision(), tiny_config(), tmp_path)
 
 

@@ -68,6 +68,7 @@ def _kv(model: str) -> int:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout_equals_one_process(layout: str, model: str, double: bool) -> None:
+    """User case pub_027."""
     settings = {"microbatch": 2, **LAYOUTS[layout]}
     if settings.get("tp", 1) > _kv(model) and settings["tp"] % _kv(model):
         settings["tp"] = 2

@@ -88,7 +88,7 @@ def test_the_pieces_that_are_streamed_are_the_text_byte_for_byte(tmp_path: Path)
 
 
 def test_no_token_is_beyond_the_vocabulary_of_the_tokenizer(tmp_path: Path) -> None:
-    """Rows that pad the embedding have the largest logits here, and must never be chosen."""
+    """Rows that pad the embedding have the largest logits, and are never chosen (pub_027)."""
     model = save_model(tmp_path, config_of())
     with torch.no_grad():
         model.lm_head.weight[KNOWN:] *= 50

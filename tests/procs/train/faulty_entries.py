@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from triptych.checkpoint import write
+from triptych.runtime.build.stage import StageModule
 from triptych.runtime.engine import Engine, MicroBatch, StepResult
 from triptych.runtime.shard import Shard
 from triptych.train import worker
@@ -23,14 +29,20 @@ def is_bad_rank() -> bool:
     return int(os.environ["RANK"]) == BAD_RANK
 
 
+def failing(folder: str) -> None:
+    """Leaves the time at which the failure begins."""
+    Path(folder, "failing").write_text(str(time.time()))
+
+
 def in_step(folder: str, fail: Callable[[], None], everywhere: bool = False) -> Summary:
-    """Runs a rank; `fail` is called instead of step 3 on rank 2 (or on every rank)."""
+    """Runs a rank; `fail` is called before step 3 on rank 2 (or on every rank)."""
     whole, calls = Engine.step, 0
 
     def step(engine: Engine, microbatches: Sequence[MicroBatch], rate: float) -> StepResult:
         nonlocal calls
         calls += 1
         if calls == BAD_STEP:
+            failing(folder)
             fail()
         return whole(engine, microbatches, rate)
 
@@ -39,12 +51,20 @@ def in_step(folder: str, fail: Callable[[], None], everywhere: bool = False) -> 
     return worker.run_rank(folder)
 
 
-def _raise() -> None:
-    raise ValueError(TEXT)
+def raises_in_forward(folder: str) -> Summary:
+    """In the second micro-batch of the step, with the other ranks in the middle of theirs."""
+    whole, left = StageModule.forward, [1]
 
+    def forward(stage: StageModule, *args: Any, **options: Any) -> Any:
+        if not left:
+            raise ValueError(TEXT)
+        left.pop()
+        return whole(stage, *args, **options)
 
-def raises_in_step(folder: str) -> Summary:
-    return in_step(folder, _raise)
+    def fail() -> None:
+        StageModule.forward = forward  # type: ignore[method-assign]
+
+    return in_step(folder, fail)
 
 
 def is_killed(folder: str) -> Summary:
@@ -64,8 +84,13 @@ def all_leave_silently(folder: str) -> Summary:
 
 
 def runs_out_of_memory(folder: str) -> Summary:
+    """The address space ends some pages from here, and torch asks for more."""
+
     def allocate() -> None:
-        raise MemoryError(TEXT)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = (pages + 1000) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        torch.zeros(1 << 30)
 
     return in_step(folder, allocate)
 
@@ -77,6 +102,7 @@ def raises_in_data(folder: str) -> Summary:
         nonlocal calls
         calls += 1
         if calls == BAD_STEP:
+            failing(folder)
             raise OSError(TEXT)
         return whole(data, position)
 
@@ -91,7 +117,8 @@ def raises_in_saving(folder: str) -> Summary:
     def write_shards(temporary: Any, rank: int, shards: Sequence[Shard]) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 2:
+        if calls == BAD_STEP:
+            failing(folder)
             raise OSError(TEXT)
         return whole(temporary, rank, shards)
 

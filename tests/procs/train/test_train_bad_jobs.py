@@ -22,6 +22,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_ends_in_under_three_seconds_with_code_2(tmp_path: Path, case: str) -> None:
+    """User case pub_020."""
     path = make_job(tmp_path)
     more, words = CASES[case]
     path.write_text(path.read_text() + more)

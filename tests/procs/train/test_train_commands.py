@@ -99,6 +99,7 @@ def test_control_c_ends_everything_with_one_line(job_path: Path) -> None:
 
 
 def test_a_killed_launcher_leaves_no_rank_behind(job_path: Path) -> None:
+    """User case pub_103."""
     with training(job_path, "dp=2", 2) as (process, statuses):
         process.kill()
         wait_until_gone(pids(statuses), 10)
@@ -107,6 +108,7 @@ def test_a_killed_launcher_leaves_no_rank_behind(job_path: Path) -> None:
 def test_a_killed_rank_ends_the_command_with_code_1_and_its_name_in_the_last_lines(
     job_path: Path,
 ) -> None:
+    """User case pub_103."""
     with training(job_path, "tp=2,pp=2", 4) as (process, statuses):
         os.kill(statuses[2].pid, signal.SIGKILL)
         begun_s = time.monotonic()
@@ -183,6 +185,7 @@ def test_bad_input_under_a_launch_ends_all_ranks_and_is_told_once(job_path: Path
 
 
 def test_one_process_for_a_plan_of_four_is_told_the_launch_command(job_path: Path) -> None:
+    """User case pub_007."""
     done = subprocess.run(
         train_command(job_path, "tp=2,pp=2,dp=1"),
         capture_output=True,

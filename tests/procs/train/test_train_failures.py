@@ -1,4 +1,7 @@
-"""One rank of TP2 x PP2 fails: all end soon, the first cause is told, the checkpoint is usable."""
+"""All ranks of TP2 x PP2 fail at once, or train on what is not finite.
+
+One rank that fails is user case PUB-103: `tests/procs/user_cases/test_pub_103_dead_rank.py`.
+"""
 
 from __future__ import annotations
 
@@ -38,38 +41,8 @@ def last_words(job_path: Path, entry: Callable[[str], Summary]) -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    ("entry", "phase", "words"),
-    [
-        (faulty.raises_in_step, "forward/backward", f"ValueError: {faulty.TEXT}"),
-        (faulty.raises_in_data, "data", f"OSError: {faulty.TEXT}"),
-        (faulty.is_killed, "forward/backward", "killed by SIGKILL"),
-        (faulty.leaves_silently, "forward/backward", "exit code 0 in the middle of the run"),
-        (faulty.exits_politely, "forward/backward", "SystemExit"),
-        (faulty.runs_out_of_memory, "forward/backward", f"MemoryError: {faulty.TEXT}"),
-    ],
-)
-def test_a_rank_that_fails_in_a_step_is_named_and_the_run_can_go_on(
-    job_path: Path, entry: Callable[[str], Summary], phase: str, words: str
-) -> None:
-    text = last_words(job_path, entry)
-    first = text.splitlines()[0]
-    assert "rank 2" in first and "step 3" in first and f"phase {phase}" in first
-    assert words in text
-    assert "step-00000002" in text.splitlines()[-1]
-    assert "Connection closed" not in text
-    assert newest_complete(job_path.parent / "run")[0] is not None
-
-
-def test_a_rank_that_fails_in_saving_is_named(job_path: Path) -> None:
-    text = last_words(job_path, faulty.raises_in_saving)
-    first = text.splitlines()[0]
-    assert "rank 2" in first and "step 4" in first and "phase save" in first
-    assert faulty.TEXT in text
-    assert "step-00000002" in text.splitlines()[-1]
-
-
 def test_if_all_ranks_leave_silently_the_launch_ends(job_path: Path) -> None:
+    """User case pub_103."""
     begun_s = time.monotonic()
     text = last_words(job_path, faulty.all_leave_silently)
     assert "exit code 0 in the middle of the run" in text

@@ -147,6 +147,7 @@ def test_it_evaluates_and_saves_when_it_is_time_and_at_the_end(tmp_path: Path) -
 
 
 def test_every_token_of_evaluation_text_counts_once(tmp_path: Path) -> None:
+    """User case pub_015."""
     assert all('"eval_tokens": 59' in x for x in run(tmp_path).lines if "eval_loss" in x)
 
 
@@ -161,6 +162,7 @@ def test_a_run_in_two_parts_is_the_unbroken_run(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_sees_the_rates_and_samples_that_were_left(tmp_path: Path) -> None:
+    """User case pub_017."""
     whole = run(tmp_path / "whole", steps=10)
     rest = run(tmp_path / "rest", steps=10, start=Position(6, 24))
     assert rest.engine.rates == whole.engine.rates[6:]

@@ -41,6 +41,7 @@ def test_the_loss_falls_on_text_kept_out_of_training(whole: Path) -> None:
 
 
 def test_the_learning_rate_is_the_closed_form_of_the_step(whole: Path) -> None:
+    """User case pub_017."""
     rate = LearningRate(peak=3e-3, minimum=0.0, warmup_steps=3, total_steps=12)
     assert rates(whole) == {step: rate.at(step) for step in range(1, 13)}
 
@@ -69,6 +70,7 @@ def test_the_run_folder_tells_what_happened(whole: Path) -> None:
 def test_a_run_that_stops_and_goes_on_under_another_plan_equals_the_unbroken_one(
     tmp_path: Path, whole: Path, first: str, second: str
 ) -> None:
+    """User case pub_046."""
     path = make_job(tmp_path)
     common = (*settings(tmp_path), "checkpoint.every=5", "checkpoint.keep_last=3")
     run_job(path, *common, f"parallel.plan={first}")
@@ -113,6 +115,7 @@ def test_a_run_does_not_go_on_with_other_text(tmp_path: Path) -> None:
 def test_a_half_written_checkpoint_is_skipped_aloud(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """User case pub_049."""
     path = make_job(tmp_path)
     common = ("train.steps=4", "checkpoint.every=2", "parallel.plan=dp=1")
     run_job(path, *common)
@@ -126,6 +129,7 @@ def test_a_half_written_checkpoint_is_skipped_aloud(
 
 
 def test_if_no_checkpoint_is_complete_the_run_does_not_start_from_zero(tmp_path: Path) -> None:
+    """User case pub_049."""
     path = make_job(tmp_path)
     common = ("train.steps=2", "parallel.plan=dp=1")
     run_job(path, *common)

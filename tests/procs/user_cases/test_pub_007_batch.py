@@ -23,10 +23,9 @@ def batch(total: int, micro: int, accumulation: int | None = None) -> list[str]:
     return [*words, *([f"train.accumulation={accumulation}"] if accumulation else [])]
 
 
-def test_four_ranks_of_torchrun_stop_with_the_equation_and_the_nearest_settings(
+def test_pub_007_four_ranks_of_torchrun_stop_with_the_equation_and_the_nearest_settings(
     tmp_path: Path,
 ) -> None:
-    """User case PUB-007, the first part."""
     path = job(tmp_path)
     before = tree(tmp_path)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
@@ -49,14 +48,14 @@ def test_four_ranks_of_torchrun_stop_with_the_equation_and_the_nearest_settings(
         ((12, 3, 5), "3 x DP 2 x accumulation 5 = 30, but the global batch is 12", (30, 2)),
     ],
 )
-def test_three_numbers_that_contradict_each_other_stop_before_the_model_is_built(
+def test_pub_007_three_numbers_that_contradict_each_other_stop_before_the_model_is_built(
     ranks: Ranks,
     tmp_path: Path,
     numbers: tuple[int, int, int],
     equation: str,
     works: tuple[int, int],
 ) -> None:
-    """User case PUB-007, the second part: both nearest settings keep two of the three numbers."""
+    """Both nearest settings keep two of the three numbers."""
     path = job(tmp_path)
     before = tree(tmp_path)
     ended = ranks("train", path, "--set", *FOUR, *batch(*numbers))
@@ -65,8 +64,8 @@ def test_three_numbers_that_contradict_each_other_stop_before_the_model_is_built
     assert f"works: global batch {works[0]} | accumulation {works[1]}" in ended.problems
 
 
-def test_a_script_that_is_alone_is_told_so_with_the_launch_command() -> None:
-    """User case PUB-007, the third part: a script that makes the mesh of a plan itself."""
+def test_pub_007_a_script_that_is_alone_is_told_so_with_the_launch_command() -> None:
+    """A script that makes the mesh of a plan itself."""
     with pytest.raises(PlanError) as caught:
         Mesh.create(Plan.uniform(4, tp=2, dp=2))
     text = str(caught.value)
@@ -74,17 +73,16 @@ def test_a_script_that_is_alone_is_told_so_with_the_launch_command() -> None:
     assert "torchrun --nproc-per-node=4" in text
 
 
-@pytest.mark.parametrize("micro", [4, 2])
-def test_accumulation_is_derived_from_global_batch_and_micro_batch(
-    ranks: Ranks, tmp_path: Path, micro: int
+def test_pub_007_accumulation_is_derived_from_global_batch_and_micro_batch(
+    ranks: Ranks, tmp_path: Path
 ) -> None:
-    """User case PUB-007: without accumulation in the job, the ranks run as many as it takes."""
+    """Without accumulation in the job, the ranks run as many as it takes."""
     path = job(tmp_path)
-    ranks.done("train", path, "--set", *FOUR, "train.steps=1", *batch(24, micro))
+    ranks.done("train", path, "--set", *FOUR, "train.steps=1", *batch(24, 4))
     run = tmp_path / "run"
     plan = read_plan(run / "plan.toml")
-    assert (plan.world_size, plan.tp, plan.dp, plan.microbatch) == (4, 2, 2, micro)
+    assert (plan.world_size, plan.tp, plan.dp, plan.microbatch) == (4, 2, 2, 4)
     timeline = Timeline.from_json(json.loads((run / "timeline.json").read_text()))
     forwards = [span.label for span in timeline.spans if "F" in span.label]
-    assert forwards == [f"0F{i}" for i in range(12 // micro)]
+    assert forwards == [f"0F{i}" for i in range(3)]
     assert list(losses(path)) == [1]

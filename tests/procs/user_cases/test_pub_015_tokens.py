@@ -73,8 +73,8 @@ def stock_sums(run: Run) -> list[float]:
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_the_logged_loss_is_the_mean_over_tokens_in_every_cut(cut: str) -> None:
-    """User case PUB-015: the gradients of these cuts are compared in the runtime's tests."""
+def test_pub_015_the_logged_loss_is_the_mean_over_tokens_in_every_cut(cut: str) -> None:
+    """The gradients of these cuts are compared in the runtime's tests."""
     plan, count = CUTS[cut]
     run = merge(run_ranks(plan.world_size, step, plan, count))
     sums = stock_sums(run)

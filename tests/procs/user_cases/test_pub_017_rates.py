@@ -17,6 +17,7 @@ SETTINGS = (
     f"optimizer.learning_rate={PEAK}",
     f"optimizer.min_learning_rate={LEAST}",
     "checkpoint.every=20",
+    "train.global_batch=4",
 )
 
 
@@ -39,17 +40,15 @@ def whole(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[int, f
     return rates(path)
 
 
-def test_the_rate_is_the_closed_form_of_the_step(whole: dict[int, float]) -> None:
-    """User case PUB-017."""
+def test_pub_017_the_rate_is_the_closed_form_of_the_step(whole: dict[int, float]) -> None:
     assert list(whole) == list(range(1, STEPS + 1))
     assert all(rate == pytest.approx(closed_form(step), rel=1e-12) for step, rate in whole.items())
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=4", "tp=2,pp=2"])
-def test_the_rate_is_the_same_in_every_layout_and_after_resuming_in_another(
+def test_pub_017_the_rate_is_the_same_in_every_layout_and_after_resuming_in_another(
     ranks: Ranks, tmp_path: Path, whole: dict[int, float], plan: str
 ) -> None:
-    """User case PUB-017."""
     path = job(tmp_path, num_hidden_layers=2)
     ranks.done("train", path, "--plan", plan, "--set", *SETTINGS)
     assert rates(path) == whole

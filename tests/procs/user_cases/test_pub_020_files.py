@@ -37,10 +37,9 @@ def changed(text: str, old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize("case", PLANS)
-def test_a_broken_plan_file_stops_training_with_its_key_or_place(
+def test_pub_020_a_broken_plan_file_stops_training_with_its_key_or_place(
     ranks: Ranks, tmp_path: Path, case: str
 ) -> None:
-    """User case PUB-020."""
     path = job(tmp_path)
     old, new, words = PLANS[case]
     plan = tmp_path / "plan.toml"
@@ -52,10 +51,9 @@ def test_a_broken_plan_file_stops_training_with_its_key_or_place(
 
 
 @pytest.mark.parametrize("case", CLUSTERS)
-def test_a_broken_cluster_file_stops_planning_with_its_key_or_place(
+def test_pub_020_a_broken_cluster_file_stops_planning_with_its_key_or_place(
     ranks: Ranks, tmp_path: Path, case: str
 ) -> None:
-    """User case PUB-020."""
     old, new, words = CLUSTERS[case]
     cluster = tmp_path / "cluster.toml"
     cluster.write_text(changed(write_cluster(parse_cluster("1x2xcpu")), old, new))
@@ -65,8 +63,8 @@ def test_a_broken_cluster_file_stops_planning_with_its_key_or_place(
     assert all(word in ended.problems for word in words), ended.problems
 
 
-def test_a_broken_plan_file_stops_in_under_three_seconds(tmp_path: Path) -> None:
-    """User case PUB-020: from the command line, with processor time for wall time."""
+def test_pub_020_a_broken_plan_file_stops_in_under_three_seconds(tmp_path: Path) -> None:
+    """From the command line, with processor time for wall time."""
     path = job(tmp_path)
     plan = tmp_path / "plan.toml"
     plan.write_text(plan_toml(Plan.uniform(4, tp=2)).replace("microbatch", "microbach"))

@@ -21,6 +21,7 @@ from verbs import Ranks, job
 from triptych.plan.plan import Plan, Precision, part
 
 VOCAB = 503
+SHORT = ("train.steps=3", "train.microbatch=8")
 
 
 def full_tokenizer(folder: Path) -> None:
@@ -32,11 +33,21 @@ def full_tokenizer(folder: Path) -> None:
     tokenizer.save(path)
 
 
+@pytest.fixture(scope="module")
+def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a model and a tokenizer with 503 tokens."""
+    folder = tmp_path_factory.mktemp("vocabulary")
+    path = job(folder, vocab_size=VOCAB, num_key_value_heads=4)
+    full_tokenizer(folder / "tokenizer")
+    ranks.done("train", path, "--plan", "dp=1", "--set", "train.steps=1")
+    return folder / "run"
+
+
 @pytest.mark.parametrize("tied", [False, True])
-def test_503_tokens_are_trained_and_exported_on_four_ranks(
+def test_pub_027_503_tokens_are_trained_and_exported_on_four_ranks(
     ranks: Ranks, tmp_path: Path, tied: bool
 ) -> None:
-    """User case PUB-027: tied and untied; the last token is 502."""
+    """Tied and untied; the last token is 502."""
     assert len({stop - start for start, stop in (part(VOCAB, 4, i) for i in range(4))}) == 2
     path = job(tmp_path, vocab_size=VOCAB, num_key_value_heads=4, tie_word_embeddings=tied)
     full_tokenizer(tmp_path / "tokenizer")
@@ -44,7 +55,7 @@ def test_503_tokens_are_trained_and_exported_on_four_ranks(
     found = {}
     for tp in (4, 1):
         folder = f"run.folder={tmp_path}/run"
-        ranks.done("train", path, "--plan", f"tp={tp}", "--set", folder, "train.steps=3")
+        ranks.done("train", path, "--plan", f"tp={tp}", "--set", folder, *SHORT)
         found[tp] = losses(path)
         (tmp_path / "run").rename(tmp_path / f"run-{tp}")
     assert found[4] == pytest.approx(found[1], abs=1e-5)
@@ -56,31 +67,26 @@ def test_503_tokens_are_trained_and_exported_on_four_ranks(
     assert json.loads((out / "config.json").read_text())["vocab_size"] == VOCAB
 
 
-def test_no_draw_is_beyond_the_vocabulary(
-    ranks: Ranks, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_pub_027_no_draw_is_beyond_the_vocabulary(
+    ranks: Ranks, run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """User case PUB-027: four ranks, nearly uniform draws."""
-    path = job(tmp_path, vocab_size=VOCAB, num_key_value_heads=4)
-    full_tokenizer(tmp_path / "tokenizer")
-    ranks.done("train", path, "--plan", "dp=1", "--set", "train.steps=1")
+    """Four ranks, nearly uniform draws."""
     capfd.readouterr()
     draw = ["--temperature", "50", "--max-new-tokens", "12", "--plan", "tp=4", "--json"]
     prompts = [word for text in ("alpha", "beta", "gamma") for word in ("--prompt", text)]
-    ranks.done("generate", tmp_path / "run", *draw, *prompts)
+    ranks.done("generate", run, *draw, *prompts)
     generations = json.loads(capfd.readouterr().out)["generations"]
     drawn = [token for generation in generations for token in generation["token_ids"]]
     assert len(drawn) == 36 and max(drawn) < VOCAB and len(set(drawn)) > 20
 
 
-def test_the_ranks_of_a_vocabulary_that_does_not_divide_have_the_logits_of_one_process(
-    ranks: Ranks, tmp_path: Path
+def test_pub_027_the_ranks_of_a_vocabulary_that_does_not_divide_have_the_logits_of_one_process(
+    run: Path,
 ) -> None:
-    """User case PUB-027: 503 logits, for 2 and 4 ranks."""
-    path = job(tmp_path, vocab_size=VOCAB, num_key_value_heads=4)
-    ranks.done("train", path, "--plan", "tp=2", "--set", "train.steps=1")
+    """503 logits, for 2 and 4 ranks."""
     fp32 = Precision(parameter="fp32")
-    expected = logits(tmp_path / "run", Plan.uniform(4, precision=fp32), [502, 3, 502])
+    expected = logits(run, Plan.uniform(4, precision=fp32), [502, 3, 502])
     assert expected.shape == (VOCAB,)
     for tp in (2, 4):
-        found = logits(tmp_path / "run", Plan.uniform(4, tp=tp, precision=fp32), [502, 3, 502])
+        found = logits(run, Plan.uniform(4, tp=tp, precision=fp32), [502, 3, 502])
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -17,13 +17,16 @@ from triptych.plan.plan import Plan, Precision
 
 FP32 = Precision(parameter="fp32")
 IDS = [7, 100, 23, 250]
-LENGTH = ("--set", "train.steps=6", "checkpoint.every=3", "train.check_replicas_every=3")
+LENGTH = (
+    *("--set", "train.steps=6", "train.microbatch=8"),
+    *("checkpoint.every=3", "train.check_replicas_every=3"),
+)
 
 
-def test_eight_query_and_two_kv_heads_train_resume_export_and_answer_on_four_and_eight_ranks(
+def test_pub_028_eight_query_and_two_kv_heads_train_resume_export_and_answer_on_8_ranks(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    """User case PUB-028: replicas of KV heads are compared by the run itself."""
+    """Replicas of KV heads are compared by the run itself."""
     path = job(tmp_path)
     run = tmp_path / "run"
     ranks.done("train", path, "--plan", "dp=1", *LENGTH)
@@ -48,10 +51,10 @@ def test_eight_query_and_two_kv_heads_train_resume_export_and_answer_on_four_and
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "tp"), [(12, 4, 3), (9, 3, 2)])
-def test_kv_heads_that_neither_divide_nor_repeat_evenly_are_shared_unevenly(
+def test_pub_028_kv_heads_that_neither_divide_nor_repeat_evenly_are_shared_unevenly(
     ranks: Ranks, tmp_path: Path, heads: int, kv_heads: int, tp: int
 ) -> None:
-    """User case PUB-028: the two cases that others refuse."""
+    """The two cases that others refuse."""
     shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 8}
     save_model(tmp_path / "model", config_of(**shape, hidden_size=72))
     require_same_logits(tmp_path / "model", tp)

@@ -16,12 +16,15 @@ from triptych.checkpoint.find import newest_complete
 from triptych.plan.plan import Plan
 
 BIASES = {"attention_bias": True, "mlp_bias": True}
-CHECKS = ("--set", "train.check_replicas_every=1", "checkpoint.every=1")
+CHECKS = (
+    *("--set", "train.check_replicas_every=1", "checkpoint.every=1"),
+    "train.microbatch=4",
+)
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_ten_steps_with_sequence_parallelism_equal_one_process(tp: int) -> None:
-    """User case PUB-029: norms and the biases of row-parallel layers among all parameters."""
+def test_pub_029_ten_steps_with_sequence_parallelism_equal_one_process(tp: int) -> None:
+    """Norms and the biases of row-parallel layers among all parameters."""
     config = tiny_config(**BIASES)
 
     def body(plan: Plan) -> Run:
@@ -32,28 +35,28 @@ def test_ten_steps_with_sequence_parallelism_equal_one_process(tp: int) -> None:
     assert_equal_runs(ours, merge(run_ranks(1, body, Plan.uniform(4, microbatch=2))), 1e-5)
 
 
-def test_verify_reports_that_replicas_are_equal(ranks: Ranks, tmp_path: Path) -> None:
-    """User case PUB-029: the verb that compares a layout with one process."""
+def test_pub_029_verify_reports_that_replicas_are_equal(ranks: Ranks, tmp_path: Path) -> None:
+    """The verb that compares a layout with one process."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(tiny_config(**BIASES)))
     ended = ranks.done("verify", config, "--plan", "tp=2,sp=1", "--seq", "16", "--steps", "2")
     assert "replicas    bitwise equal" in ended.out and "the same as one process" in ended.out
 
 
-def test_a_run_that_checks_its_replicas_says_that_they_are_equal(
+def test_pub_029_a_run_that_checks_its_replicas_says_that_they_are_equal(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    """User case PUB-029: after each step."""
+    """After each step."""
     path = job(tmp_path, **BIASES)
     ended = ranks.done("train", path, "--plan", "tp=2,sp=1", *CHECKS)
     for step in range(1, 5):
         assert f"step {step}: all replicas are bitwise equal" in ended.err
 
 
-def test_a_run_that_checks_its_replicas_names_the_parameter_of_which_one_rank_has_other_bits(
+def test_pub_029_a_run_that_checks_its_replicas_names_the_parameter_with_other_bits_on_a_rank(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """User case PUB-029: before anything is saved."""
+    """Before anything is saved."""
     path = job(tmp_path)
     entry_of_ranks(monkeypatch, has_a_flipped_bit)
     ended = ranks("train", path, "--plan", "tp=2,dp=2,sp=1", *CHECKS)

@@ -35,10 +35,9 @@ def clipped(tied: bool, **settings: Any) -> Run:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("settings", LAYOUTS, ids=str)
-def test_norm_and_clipped_gradients_are_those_of_one_process(
+def test_pub_031_norm_and_clipped_gradients_are_those_of_one_process(
     settings: dict[str, Any], tied: bool
 ) -> None:
-    """User case PUB-031."""
     ours, reference = clipped(tied, **settings), clipped(tied)
     assert ours.norms[0] == pytest.approx(reference.norms[0], rel=1e-6)
     assert reference.norms[0] > 0.5, "clipping must bite"

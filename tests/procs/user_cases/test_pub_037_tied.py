@@ -24,16 +24,17 @@ def holders_after_each_step(plan: Plan) -> tuple[list[list[str]], bool]:
 
 
 @pytest.mark.parametrize("zero", ZERO)
-def test_all_holders_of_the_embedding_are_identical_after_each_step(zero: int) -> None:
-    """User case PUB-037: first and last stage of both replicas hold it."""
+def test_pub_037_all_holders_of_the_embedding_are_identical_after_each_step(zero: int) -> None:
+    """First and last stage of both replicas hold it."""
     plan = Plan.uniform(4, pp=2, dp=2, zero=zero)
     answers = run_ranks(4, holders_after_each_step, plan)
     assert answers == [([[]] * 10, True)] * 4
 
 
 @pytest.mark.parametrize("zero", ZERO)
-def test_ten_steps_in_fp32_equal_one_process_with_the_norm_of_one_embedding(zero: int) -> None:
-    """User case PUB-037."""
+def test_pub_037_ten_steps_in_fp32_equal_one_process_with_the_norm_of_one_embedding(
+    zero: int,
+) -> None:
     config = tiny_config(tie_word_embeddings=True)
 
     def body(plan: Plan) -> Run:

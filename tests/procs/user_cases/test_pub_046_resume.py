@@ -25,7 +25,10 @@ PLANS: dict[str, dict[str, Any]] = {
     "tp=2,dp=2,zero=1": {"tp": 2, "dp": 2, "zero": 1},
     "dp=1": {},
 }
-SETTINGS = ("train.steps=20", "checkpoint.every=10", "optimizer.warmup_steps=4")
+SETTINGS = (
+    *("train.steps=20", "train.microbatch=2"),
+    *("checkpoint.every=10", "optimizer.warmup_steps=4"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +44,9 @@ def rates(path: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_losses_rates_and_steps_go_on_as_if_nothing_had_happened(
+def test_pub_046_losses_rates_and_steps_go_on_as_if_nothing_had_happened(
     ranks: Ranks, tmp_path: Path, unbroken: Path, plan: str
 ) -> None:
-    """User case PUB-046."""
     path = job(tmp_path)
     shutil.copytree(unbroken.parent / "run", tmp_path / "run")
     keep_only(tmp_path / "run", 10)
@@ -69,10 +71,10 @@ def saved(unbroken: Path) -> Tensors:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_the_moments_are_bit_equal_after_gathering(
+def test_pub_046_the_moments_are_bit_equal_after_gathering(
     unbroken: Path, saved: Tensors, plan: str
 ) -> None:
-    """User case PUB-046: the weights too."""
+    """The weights too."""
     assert {kind for kind, _ in saved} >= {"weight", "exp_avg", "exp_avg_sq"}
     run = unbroken.parent / "run"
     config = json.loads((run / "config.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,15 @@ RENAMED = "model.layers.2.self_attn.query_proj.weight"
 EXTRA = "model.layers.9.mlp.up_proj.weight"
 
 
-def test_a_pipelined_run_goes_on_without_a_pipeline_and_back(ranks: Ranks, tmp_path: Path) -> None:
-    """User case PUB-047: three uneven stages, one process, two stages."""
+def test_pub_047_a_pipelined_run_goes_on_without_a_pipeline_and_back(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """Three uneven stages, one process, two stages."""
     path = job(tmp_path)
-    settings = ("--set", "train.steps=6", "checkpoint.every=2", "checkpoint.keep_last=3")
+    settings = (
+        *("--set", "train.steps=6", "train.microbatch=2"),
+        *("checkpoint.every=2", "checkpoint.keep_last=3"),
+    )
     ranks.done("train", path, "--plan", "pp=3", *settings)
     whole = losses(path)
     for plan, step in (("dp=1", 2), ("pp=2", 4)):
@@ -27,6 +33,14 @@ def test_a_pipelined_run_goes_on_without_a_pipeline_and_back(ranks: Ranks, tmp_p
         assert f"after step {step}" in ended.err
         assert losses(path)[step + 1] == pytest.approx(whole[step + 1], abs=1e-6)
         assert losses(path) == pytest.approx(whole, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def saved(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of one step on two stages."""
+    folder = tmp_path_factory.mktemp("saved")
+    ranks.done("train", job(folder), "--plan", "pp=2", "--set", "train.steps=1")
+    return folder / "run"
 
 
 def without(tensors: Tensors, name: str) -> Tensors:
@@ -56,12 +70,12 @@ def damaged(tensors: Tensors, case: str) -> Tensors:
         ("added", [f"has 1 tensor too many: weight/{EXTRA}"]),
     ],
 )
-def test_a_deleted_a_renamed_and_an_added_tensor_are_refused_by_name(
-    ranks: Ranks, tmp_path: Path, case: str, words: list[str]
+def test_pub_047_a_deleted_a_renamed_and_an_added_tensor_are_refused_by_name(
+    ranks: Ranks, tmp_path: Path, saved: Path, case: str, words: list[str]
 ) -> None:
-    """User case PUB-047: by training and by generation; the checkpoint stays as it is."""
+    """By training and by generation; the checkpoint stays as it is."""
     path = job(tmp_path)
-    ranks.done("train", path, "--plan", "pp=2", "--set", "train.steps=1")
+    shutil.copytree(saved, tmp_path / "run")
     checkpoint = step_folder(tmp_path / "run", 1)
     rewrite(checkpoint, damaged(whole_tensors(checkpoint), case))
     before = {file: file.read_bytes() for file in checkpoint.iterdir()}

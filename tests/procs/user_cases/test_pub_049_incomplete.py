@@ -20,7 +20,10 @@ FILES = {  # file -> the plan that resumes
     "tokenizer.json": "dp=1",
     "tokenizer_config.json": "dp=1",
 }
-SETTINGS = ("--set", "train.steps=30", "checkpoint.every=10", "checkpoint.keep_last=3")
+SETTINGS = (
+    *("--set", "train.steps=30", "train.global_batch=4", "train.microbatch=4"),
+    *("checkpoint.every=10", "checkpoint.keep_last=3"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +36,10 @@ def path(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_each_missing_file_is_named_and_the_run_goes_on_from_the_checkpoint_before(
+def test_pub_049_each_missing_file_is_named_and_the_run_goes_on_from_the_checkpoint_before(
     ranks: Ranks, path: Path
 ) -> None:
-    """User case PUB-049: the same samples again, to the same losses."""
+    """The same samples again, to the same losses."""
     whole = losses(path)
     newest = step_folder(path.parent / "run", 30)
     for file, plan in FILES.items():
@@ -49,10 +52,10 @@ def test_each_missing_file_is_named_and_the_run_goes_on_from_the_checkpoint_befo
         assert losses(path) == pytest.approx(whole, abs=1e-5)
 
 
-def test_if_no_checkpoint_is_complete_nothing_starts_and_all_are_named(
+def test_pub_049_if_no_checkpoint_is_complete_nothing_starts_and_all_are_named(
     ranks: Ranks, path: Path
 ) -> None:
-    """User case PUB-049: runs after the other test, on its run."""
+    """Runs after the other test, on its run."""
     for step, file in zip(STEPS, ("state.json", "index.json", "complete.json"), strict=True):
         (step_folder(path.parent / "run", step) / file).unlink()
     before = tree(path.parent)

@@ -35,7 +35,7 @@ def train(ranks: Ranks, path: Path, plan: str, *more: str) -> Ended:
         (7, "dp=2,microbatch=2", 12, [], 4),
     ],
 )
-def test_too_few_samples_are_refused_with_the_largest_batch_that_works(
+def test_pub_063_too_few_samples_are_refused_with_the_largest_batch_that_works(
     ranks: Ranks,
     tmp_path: Path,
     samples: int,
@@ -44,7 +44,7 @@ def test_too_few_samples_are_refused_with_the_largest_batch_that_works(
     more: list[str],
     largest: int | None,
 ) -> None:
-    """User case PUB-063: and the batch that is offered trains."""
+    """And the batch that is offered trains."""
     path = job(tmp_path)
     tokens = write_tokens(tmp_path, samples * LENGTH + 4)
     before = tree(tmp_path)
@@ -64,10 +64,10 @@ def test_too_few_samples_are_refused_with_the_largest_batch_that_works(
 
 
 @pytest.mark.parametrize("documents", [(), (1,), (15,), (2, 2, 2, 2, 2)], ids=str)
-def test_no_whole_sample_is_refused_and_never_trains_zero_steps(
+def test_pub_063_no_whole_sample_is_refused_and_never_trains_zero_steps(
     ranks: Ranks, tmp_path: Path, documents: tuple[int, ...]
 ) -> None:
-    """User case PUB-063: no text at all, and only text that is shorter than one sample."""
+    """No text at all, and only text that is shorter than one sample."""
     path = job(tmp_path)
     tokens = write_tokens(tmp_path, *documents)
     before = tree(tmp_path)

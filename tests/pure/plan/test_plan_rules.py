@@ -69,6 +69,7 @@ def test_all_broken_rules_are_listed_at_once() -> None:
 def test_tensor_degrees_share_whole_kv_head_groups(
     heads: int, kv: int, tp: int, is_legal: bool
 ) -> None:
+    """User case pub_001."""
     model = make_model(query_heads=heads, kv_heads=kv)
     plan = Plan.uniform(4, tp=tp)
     problems = verify(plan, model)
@@ -82,6 +83,7 @@ def test_tensor_degrees_share_whole_kv_head_groups(
 
 @pytest.mark.parametrize("devices", [4, 8, 12, 28])
 def test_every_tensor_degree_that_a_message_offers_is_legal(devices: int) -> None:
+    """User case pub_001."""
     model, cluster = make_model(query_heads=14, kv_heads=2), make_cluster(devices)
     problem = only(verify(Plan.uniform(4, tp=4, dp=devices // 4), model, cluster, work(168)))
     listed = re.search(r"tp in ([\d, ]+) on", problem.works)
@@ -103,12 +105,14 @@ def test_every_rank_needs_some_mlp_width_and_some_vocabulary() -> None:
 def test_layers_that_do_not_divide_are_split_unevenly_and_none_is_lost(
     layers: int, pp: int
 ) -> None:
+    """User case pub_033."""
     plan = Plan.uniform(layers, pp=pp)
     assert verify(plan, make_model(layers=layers)) == []
     assert plan.num_layers == layers
 
 
 def test_more_stages_than_layers_are_refused_with_the_depths_that_work() -> None:
+    """User case pub_033."""
     problem = only(verify(Plan.uniform(3, pp=4), make_model(layers=3)))
     assert "3 layers" in problem.what and "1, 2, 3" in problem.works
 
@@ -125,6 +129,7 @@ def test_more_stages_than_layers_are_refused_with_the_depths_that_work() -> None
     ],
 )
 def test_stages_that_lose_or_repeat_layers_are_refused(stages: list[tuple[int, int]]) -> None:
+    """User case pub_033."""
     plan = Plan(stages=tuple(Stage(start=a, stop=b) for a, b in stages))
     problem = only(verify(plan, make_model()))
     assert "4 layers" in problem.what
@@ -167,6 +172,7 @@ def test_the_degrees_offered_for_another_cluster_fit_it(text: str, devices: int)
 
 
 def test_a_batch_that_does_not_divide_shows_world_degrees_equation_and_neighbours() -> None:
+    """User case pub_007."""
     plan = Plan.uniform(4, tp=2, dp=2, microbatch=4)
     problem = only(verify(plan, make_model(), make_cluster(4), work(30)))
     for word in ("world=4", "TP=2", "PP=1", "DP=2", "30 / (microbatch 4 x DP 2) = 3.75"):
@@ -179,6 +185,7 @@ def test_a_batch_that_does_not_divide_shows_world_degrees_equation_and_neighbour
 
 
 def test_an_accumulation_that_contradicts_the_batch_shows_both_sides() -> None:
+    """User case pub_007."""
     plan = Plan.uniform(4, tp=2, dp=2, microbatch=4)
     problem = batch_problem(plan, 8, accumulation=3)
     assert problem is not None
@@ -191,6 +198,7 @@ def test_an_accumulation_that_contradicts_the_batch_shows_both_sides() -> None:
 
 
 def test_without_an_accumulation_it_is_derived() -> None:
+    """User case pub_007."""
     plan = Plan.uniform(4, dp=2, microbatch=4)
     assert batch_problem(plan, 24) is None and plan.num_microbatches(24) == 3
 
@@ -309,6 +317,7 @@ def test_an_unknown_version_and_unknown_dtypes_are_refused() -> None:
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_fewer_micro_batches_than_stages_are_legal(microbatches: int, schedule: str) -> None:
+    """User case pub_034."""
     plan = Plan.uniform(4, pp=4, schedule=schedule)
     assert verify(plan, make_model(), None, work(microbatches)) == []
 

@@ -49,6 +49,7 @@ def run(tmp_path: Path) -> RunFolder:
 def test_the_rank_that_failed_by_itself_is_named_though_others_failed_before_it_was_written(
     run: RunFolder,
 ) -> None:
+    """User case pub_103."""
     fail(run, 0, RuntimeError(LOST))
     fail(run, 1, RuntimeError(LOST))
     fail(run, 2, ValueError("the unique text"))
@@ -71,6 +72,7 @@ def test_of_two_own_errors_the_earlier_is_the_cause(run: RunFolder) -> None:
 
 
 def test_a_killed_rank_is_named_with_its_signal(run: RunFolder) -> None:
+    """User case pub_103."""
     fail(run, 0, RuntimeError(LOST))
     live(run, 1)
     live(run, 2)
@@ -79,6 +81,7 @@ def test_a_killed_rank_is_named_with_its_signal(run: RunFolder) -> None:
 
 
 def test_a_rank_that_left_silently_is_named(run: RunFolder) -> None:
+    """User case pub_103."""
     fail(run, 0, RuntimeError(LOST))
     live(run, 1)
     text = words(run, 1, 0)

@@ -60,6 +60,7 @@ def test_the_printed_job_reads_back_as_the_same_job(tmp_path: Path) -> None:
 def test_an_unknown_key_names_section_and_nearest_key_in_every_section(
     tmp_path: Path, section: str
 ) -> None:
+    """User case pub_020."""
     key = next(iter(SECTIONS[section].model_fields))
     text = refusal(tmp_path, GOOD, f"{section}.{key}x=1")
     assert f"unknown key '{key}x' in [{section}]" in text
@@ -67,6 +68,7 @@ def test_an_unknown_key_names_section_and_nearest_key_in_every_section(
 
 
 def test_a_key_of_another_section_is_told_its_home(tmp_path: Path) -> None:
+    """User case pub_020."""
     text = refusal(tmp_path, GOOD, "train.learning_rate=0.1")
     assert "unknown key 'learning_rate' in [train]" in text
     assert "[optimizer] learning_rate" in text
@@ -86,6 +88,7 @@ def test_names_of_other_tools_lead_to_ours(tmp_path: Path, key: str, home: str) 
 
 @pytest.mark.parametrize("value", ["1e3", "10.0", "true", '"10"', "0", "-3"])
 def test_a_count_must_be_a_positive_whole_number(tmp_path: Path, value: str) -> None:
+    """User case pub_020."""
     text = refusal(tmp_path, GOOD, f"train.steps={value}")
     assert "[train] steps = " in text
     assert "works: steps = 1000" in text
@@ -99,6 +102,7 @@ def test_a_learning_rate_must_be_a_positive_finite_number(tmp_path: Path, value:
 
 
 def test_a_duplicate_key_is_named_with_its_line(tmp_path: Path) -> None:
+    """User case pub_020."""
     text = refusal(tmp_path, GOOD + "steps = 20\n[optimizer]\n")
     assert "line 9" in text and "`steps = 20`" in text
     assert "given once" in text
@@ -110,6 +114,7 @@ def test_a_duplicate_key_in_the_last_line_is_named_with_its_line(tmp_path: Path)
 
 
 def test_broken_syntax_is_named_with_line_and_column(tmp_path: Path) -> None:
+    """User case pub_020."""
     text = refusal(tmp_path, GOOD + "  indented: 3\n")
     assert "line 9, column" in text and "`indented: 3`" in text
 
@@ -160,6 +165,7 @@ def test_a_job_file_that_is_not_there_is_named_with_close_ones(tmp_path: Path) -
 
 
 def test_a_bad_job_is_refused_within_three_seconds_without_torch(tmp_path: Path) -> None:
+    """User case pub_020."""
     path = tmp_path / "job.toml"
     path.write_text(GOOD + "stepz = 1\n")
     code = (

@@ -16,11 +16,13 @@ def rate(schedule: str, **changes: float) -> LearningRate:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_warm_up_is_a_straight_line_to_the_peak(schedule: str) -> None:
+    """User case pub_017."""
     found = [rate(schedule).at(step) for step in range(1, 6)]
     assert found == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3], rel=1e-15)
 
 
 def test_cosine_is_the_closed_form() -> None:
+    """User case pub_017."""
     for step in range(5, 41):
         expected = 1e-5 + (1e-3 - 1e-5) * (1 + math.cos(math.pi * (step - 5) / 35)) / 2
         assert rate("cosine").at(step) == pytest.approx(expected, rel=1e-14)

@@ -22,6 +22,7 @@ def fitted(plan: Plan, global_batch: int, **job: int | bool) -> Plan:
 
 
 def test_accumulation_is_derived() -> None:
+    """User case pub_007."""
     plan = fitted(PLAN, 24, microbatch=4)
     assert plan.microbatch == 4 and plan.num_microbatches(24) == 3
 
@@ -32,6 +33,7 @@ def test_the_micro_batch_is_derived_from_accumulation() -> None:
 
 
 def test_an_indivisible_batch_shows_the_equation_and_the_two_nearest_batches() -> None:
+    """User case pub_007."""
     text = refusal(global_batch=30, microbatch=4)
     for part in ("world=4", "TP=2", "DP=2", "30 / (microbatch 4 x DP 2) = 3.75"):
         assert part in text
@@ -39,6 +41,7 @@ def test_an_indivisible_batch_shows_the_equation_and_the_two_nearest_batches() -
 
 
 def test_three_numbers_that_do_not_multiply_show_the_equation_and_what_works() -> None:
+    """User case pub_007."""
     text = refusal(global_batch=8, microbatch=4, accumulation=3)
     assert "microbatch 4 x DP 2 x accumulation 3 = 24, but the global batch is 8" in text
     assert "global batch 24" in text and "accumulation 1" in text
@@ -56,6 +59,7 @@ def test_three_numbers_that_do_not_multiply_show_the_equation_and_what_works() -
     ],
 )
 def test_the_remedies_work(works: dict[str, int]) -> None:
+    """User case pub_007."""
     fitted(PLAN, **works)
 
 

@@ -61,6 +61,7 @@ def test_samples_are_counted(num_tokens: int, whole: int, all_: int) -> None:
 
 @pytest.mark.parametrize(("microbatch", "dp"), LAYOUTS)
 def test_the_global_batch_is_the_same_in_every_layout(microbatch: int, dp: int) -> None:
+    """User case pub_015."""
     data = samples(200)
     flat = [row for chunk in chunks(microbatch, dp, 24, data) for row in chunk]
     assert flat == [row for chunk in chunks(1, 1, 24, data) for row in chunk]
@@ -136,6 +137,7 @@ def test_exactly_one_global_batch_is_enough() -> None:
 
 @pytest.mark.parametrize(("num_tokens", "count"), [(128, 7), (49, 3), (17, 1), (16, 0), (0, 0)])
 def test_too_little_data_is_refused_with_counts_and_what_works(num_tokens: int, count: int) -> None:
+    """User case pub_063."""
     with pytest.raises(DataError) as caught:
         require_enough(tokens(num_tokens), 16, 8)
     text = str(caught.value)
@@ -145,5 +147,6 @@ def test_too_little_data_is_refused_with_counts_and_what_works(num_tokens: int, 
 
 
 def test_the_remedies_for_too_little_data_work() -> None:
+    """User case pub_063."""
     require_enough(tokens(49), 16, 3)  # "global_batch = 3 or less"
     require_enough(tokens(49), 6, 8)  # "sequence_length = 6 or less"

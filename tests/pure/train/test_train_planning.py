@@ -106,6 +106,7 @@ def test_a_launch_over_nodes_is_a_cluster_of_nodes(job_path: Path) -> None:
 
 
 def test_one_process_for_a_plan_of_four_is_told_the_launch_command(job_path: Path) -> None:
+    """User case pub_007."""
     with pytest.raises(InputError) as caught:
         choose(job_path, "parallel.plan=tp=2,pp=2,dp=1", place=launched(1))
     text = str(caught.value)

@@ -94,6 +94,7 @@ def test_bad_input_is_refused_with_nothing_written(
 def test_a_data_set_smaller_than_a_batch_is_refused_with_counts(
     job_path: Path, tmp_path: Path, content: str
 ) -> None:
+    """User case pub_063."""
     (tmp_path / "small.txt").write_text(content)
     with pytest.raises(DataError, match=r"tokens: \d samples of 16 tokens"):
         draft(job_path, f"data.train={tmp_path / 'small.txt'}")
