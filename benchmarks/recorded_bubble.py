@@ -64,7 +64,7 @@ class SleepingStage(torch.nn.Module):
         self.index, self.is_last = index, is_last
         self.unit_s, self.deferral = unit_s, deferral
 
-    def forward(self, ids: torch.Tensor, received: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, received: torch.Tensor | None, *_: object) -> torch.Tensor:
         """Sleeps."""
         x = torch.ones(1, 1, 1, requires_grad=True) if received is None else received
         return cast(torch.Tensor, _Sleep.apply(x, self))
