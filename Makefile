@@ -8,8 +8,12 @@ LAYOUTS := $(addprefix tests/procs/runtime/test_, layout_equality.py mixed_plans
   schedules_run.py zero_equality.py ring_attention.py user_cases_runtime.py) \
   tests/procs/checkpoint/test_checkpoint_plans.py tests/procs/train/test_train_resume.py
 
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
+PARTS := $(addprefix test-,training strict runtime rest pure)
+JOBS ?= 2
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format
+.PHONY: help install demo test lint format $(PARTS)
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -20,8 +24,23 @@ demo: $(STAMP)  ## train, resume on another layout, export and generate, on this
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh
 
 test: $(STAMP)  ## every test but tests/gpu; those that compare layouts again under strict comm
-	$(BIN)/python -m pytest
-	TRIPTYCH_STRICT_COMM=1 $(BIN)/python -m pytest $(LAYOUTS)
+	@echo "in parts, $(JOBS) at a time; each prints when it has ended"
+	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j $(JOBS) $(PARTS)
+
+test-training:
+	$(PYTEST) tests/procs/train tests/procs/cli tests/procs/user_cases
+
+test-strict:
+	TRIPTYCH_STRICT_COMM=1 $(PYTEST) $(LAYOUTS)
+
+test-runtime:
+	$(PYTEST) tests/procs/runtime
+
+test-rest:
+	$(PYTEST) $(addprefix --ignore=tests/,pure procs/train procs/cli procs/user_cases procs/runtime)
+
+test-pure:
+	$(PYTEST) tests/pure
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check

@@ -30,10 +30,10 @@ def format_seconds(duration_s: float) -> str:
         minutes, seconds = divmod(round(duration_s), 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02d}:{seconds:02d}"
-    for prefix, size in (("s", 1.0), ("ms", 1e-3)):
+    for prefix, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if duration_s >= size:
             return f"{duration_s / size:.3g} {prefix}"
-    return f"{duration_s / 1e-6:.3g} us"
+    return f"{duration_s / 1e-9:.0f} ns" if duration_s >= 1e-9 else "0 s"
 
 
 def format_count(count: float) -> str:

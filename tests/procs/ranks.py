@@ -7,6 +7,7 @@ the others, and its own traceback is what the test shows.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import os
 import pickle
@@ -41,6 +42,7 @@ from transformers import (  # noqa: F401  (lazy modules: loaded once here, not o
 )
 
 torch.set_num_threads(1)
+PR_SET_PDEATHSIG = 1  # ranks of ranks go with them
 STRICT = os.environ.get("TRIPTYCH_STRICT_COMM") == "1"
 
 
@@ -69,6 +71,7 @@ def _start(
         os.close(write)
         return pid, read
     os.close(read)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     code = 0
     try:
         warnings.simplefilter("error")

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES,
+)
 
 from triptych.checkpoint import folder as names
 from triptych.checkpoint.files import sync_folder, write_bytes
@@ -202,6 +205,8 @@ def _write_others(
     most_common = Counter(tensor.dtype for tensor in tensors.values()).most_common(1)[0][0]
     settings = {key: value for key, value in config.items() if key != "torch_dtype"}
     settings["dtype"] = _CONFIG_DTYPES[most_common]
+    # Engines beside the stock library choose the class by this key.
+    settings.setdefault("architectures", [ARCHITECTURES[str(config["model_type"])]])
     write_bytes(out / CONFIG, (json.dumps(settings, indent=2) + "\n").encode())
     for name in others:
         write_bytes(out / name, (source / name).read_bytes())

@@ -20,10 +20,11 @@ from triptych.schedule.timeline import Timeline
 
 SCHEMA_VERSION = 1
 
+SEARCH = "search.json"
 FILES = (
     "job.toml",
     "plan.toml",
-    "search.json",
+    SEARCH,
     "prediction.json",
     "metrics.jsonl",
     "timeline.json",
@@ -91,7 +92,7 @@ def read_run(folder: Path) -> Run:
         try:
             return parse((folder / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            absent[name] = "missing"
+            absent[name] = "none, the job named its plan" if name == SEARCH else "missing"
         except (OSError, ValueError, InputError) as error:
             absent[name] = f"cannot be read: {str(error).removeprefix('- ')}"
         return None
@@ -102,7 +103,7 @@ def read_run(folder: Path) -> Run:
         plan=read("plan.toml", plan_from_toml),
         job=read("job.toml", tomllib.loads),
         prediction=read("prediction.json", _prediction),
-        search=read("search.json", _document),
+        search=read(SEARCH, _document),
         steps=steps,
         evaluations=evaluations,
         timeline=read("timeline.json", lambda text: Timeline.from_json(json.loads(text))),

@@ -98,6 +98,7 @@ def test_the_dtype_is_that_of_the_weights_or_as_asked_and_the_config_says_so(
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["dtype"] == str(expected).removeprefix("torch.")
     assert "torch_dtype" not in written
+    assert written["architectures"] == [type(theirs).__name__]
     for name, parameter in theirs.named_parameters():
         assert parameter.dtype == expected
         assert torch.equal(parameter, model.get_parameter(name).to(expected))

@@ -66,7 +66,7 @@ def in_own_network(plan: Plan) -> list[tuple[int, dict[str, int]]]:
         _own_network()
         return run_ranks(plan.world_size, _step, plan)
 
-    return run_ranks(1, body)[0]
+    return run_ranks(1, body, timeout_s=120.0)[0]  # the ranks' own failure comes first
 
 
 def _parameters() -> int:
