@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from layouts import tiny_config
 from transformers import (  # noqa: F401  (lazy modules: loaded once here, not once a rank)
     CohereForCausalLM,
@@ -13,11 +15,17 @@ from transformers import (  # noqa: F401  (lazy modules: loaded once here, not o
     GPT2LMHeadModel,
     GPTNeoXForCausalLM,
     GraniteForCausalLM,
+    MixtralForCausalLM,
     Olmo2ForCausalLM,
+    OlmoeForCausalLM,
     Phi3ForCausalLM,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeForCausalLM,
     SmolLM3ForCausalLM,
     Starcoder2ForCausalLM,
 )
+
+from triptych.plan.families import Family
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -129,6 +137,58 @@ FAMILIES |= {
         "attention_bias": True,
     },
 }
+FAMILIES |= {
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral window": {
+        "model_type": "mixtral",
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 8,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_moe": {
+        **SMALL,
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+        "head_dim": 16,
+    },
+    "qwen3_moe unnormed": {
+        **SMALL,
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 2,
+        "tie_word_embeddings": True,
+    },
+    "qwen2_moe": {
+        **SMALL,
+        "model_type": "qwen2_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+        "decoder_sparse_step": 2,
+    },
+    "qwen2_moe window": {
+        **SMALL,
+        "model_type": "qwen2_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 3,
+    },
+    "olmoe": {**SMALL, "model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
+}
+EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "qwen2_moe", "olmoe")
 MHA_FAMILIES = ("gpt_neox", "gpt2")
 GROUPED_FAMILIES = (
     "llama",
@@ -142,6 +202,7 @@ GROUPED_FAMILIES = (
     "smollm3",
     "starcoder2",
     "cohere norms",
+    *EXPERT_FAMILIES,
 )
 UNEVEN: dict[str, dict[str, Any]] = {
     **{name: {"hidden_size": 48, "num_attention_heads": 3} for name in MHA_FAMILIES},
@@ -155,3 +216,25 @@ UNEVEN: dict[str, dict[str, Any]] = {
 def family_config(case: str, uneven: bool = False) -> dict[str, Any]:
     """The config of a case, with 6 or 3 query heads and 3 KV heads if `uneven`."""
     return tiny_config(**FAMILIES[case] | (UNEVEN[case] if uneven else {}))
+
+
+def stored_views(
+    model: Any, family: Family, of: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """A stock model's parameters (or what is `of` them) under the names of the hub's disks.
+
+    The library fuses experts: `gate_up_proj` [E, 2I, H], `down_proj` [E, H, I].
+    """
+    found = {}
+    for name, parameter in model.named_parameters():
+        values = of(parameter)
+        trunk, is_fused, word = name.rpartition(".experts.")
+        if not is_fused:
+            found[family.logical_name(name)] = values
+            continue
+        for index, expert in enumerate(values):
+            parts = expert.chunk(2) if word == "gate_up_proj" else [expert]
+            words = ("gate_proj", "up_proj") if word == "gate_up_proj" else (word,)
+            for kind, part in zip(words, parts, strict=True):
+                found[family.logical_name(f"{trunk}.experts.{index}.{kind}.weight")] = part
+    return found

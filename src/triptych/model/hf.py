@@ -28,6 +28,8 @@ FAMILIES: Mapping[str, Callable[[ConfigKeys], Model]] = {
     "cohere": llama_like.cohere,
     "mixtral": experts.mixtral,
     "qwen3_moe": experts.qwen3_moe,
+    "qwen2_moe": experts.qwen2_moe,
+    "olmoe": experts.olmoe,
     "gpt_oss": experts.gpt_oss,
     "deepseek_v2": experts.deepseek_v2,
     "deepseek_v3": experts.deepseek_v3,

@@ -69,6 +69,7 @@ class Experts:
     top_k: int
     width: int  # of one routed expert
     shared_width: int = 0  # of all shared experts together
+    shared_gate: bool = False  # one more product weighs the shared experts (Qwen 2 MoE)
     gated: bool = True
     bias: bool = False  # on the router and on every routed expert
 

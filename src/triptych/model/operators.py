@@ -244,7 +244,6 @@ def _experts(hidden: int, experts: Experts) -> tuple[Operator, ...]:
         "experts_up", "column", hidden, inner, experts.bias, saved=float(top_k * inner), **routed
     )
     down = _gemm("experts_down", "row", experts.width, hidden, experts.bias, **routed)
-    shared = Mlp(width=experts.shared_width, gated=experts.gated)
     return (
         router,
         Operator(name="dispatch", kind="memory", split="sequence", elements=2 * moved, saved=moved),
@@ -254,8 +253,16 @@ def _experts(hidden: int, experts: Experts) -> tuple[Operator, ...]:
         Operator(
             name="combine", kind="memory", split="sequence", elements=moved + hidden, saved=moved
         ),
-        *(_dense("shared", hidden, shared) if experts.shared_width else ()),
+        *_shared(hidden, experts),
     )
+
+
+def _shared(hidden: int, experts: Experts) -> tuple[Operator, ...]:
+    """The experts that every token visits, as one dense MLP, and what weighs them."""
+    if not experts.shared_width:
+        return ()
+    gate = (_gemm("shared_gate", "none", hidden, 1),) if experts.shared_gate else ()
+    return (*_dense("shared", hidden, Mlp(width=experts.shared_width, gated=experts.gated)), *gate)
 
 
 def _branch_end(name: str, model: Model, block: Block) -> tuple[Operator, ...]:

@@ -22,6 +22,7 @@ class Split(StrEnum):
     QUERY = "query heads"
     KV = "kv heads"
     WIDTH = "mlp width"
+    SHARED = "width of the shared expert"
     VOCAB = "vocabulary"
 
 
@@ -41,7 +42,10 @@ class Rule:
 
 
 Rules = Mapping[str, Rule]
-"""Rules by tensor name, below the layer for a layer's tensors, else below the trunk."""
+"""Rules by tensor name, below the layer for a layer's tensors, else below the trunk.
+
+A `*` stands for the number of an expert.
+"""
 
 _NONE, _QUERY, _KV, _WIDTH = (Split.NONE,), (Split.QUERY,), (Split.KV,), (Split.WIDTH,)
 
@@ -74,17 +78,25 @@ _SEPARATE_QKV = {
     **_columns("self_attn.v_proj", *_KV),
     **_rows("self_attn.o_proj", Split.QUERY),
 }
-_GATED_MLP = {
-    **_columns("mlp.gate_proj", *_WIDTH),
-    **_columns("mlp.up_proj", *_WIDTH),
-    **_rows("mlp.down_proj", Split.WIDTH),
-}
+
+def _gated(name: str, split: Split) -> dict[str, Rule]:
+    """A gated MLP, or one of many experts."""
+    return {
+        **_columns(f"{name}.gate_proj", split),
+        **_columns(f"{name}.up_proj", split),
+        **_rows(f"{name}.down_proj", split),
+    }
+
+
+_GATED_MLP = _gated("mlp", Split.WIDTH)
 _FUSED_MLP = {
     **_columns("mlp.gate_up_proj", Split.WIDTH, Split.WIDTH),
     **_rows("mlp.down_proj", Split.WIDTH),
 }
 _TWO_NORMS = _whole("input_layernorm", "post_attention_layernorm")
 _HEAD_NORMS = _whole("self_attn.q_norm", "self_attn.k_norm", partial=True)
+# A router sees whole tokens; its gradient comes from this rank's part of each expert's width.
+_EXPERTS = {**_gated("mlp.experts.*", Split.WIDTH), "mlp.gate.weight": Rule(_NONE, partial=True)}
 # Norms that are divided with the heads: over all of them (OLMo 2), or one weight a head (Cohere).
 _SPLIT_HEAD_NORMS = {
     "self_attn.q_norm.weight": Rule(_QUERY),
@@ -115,6 +127,8 @@ class Family:
         default_factory=lambda: {"self_attn": "o_proj", "mlp": "down_proj"}
     )
     joint_norm: str | None = None
+    experts: str | None = None  # the child of a layer that holds a router and experts, if it has
+    stored: tuple[tuple[str, str], ...] = ()  # words of the library and those of the hub's disks
     norm_start: float = 1.0  # the value of a fresh norm's weight
     scaled_embedding: bool = False  # the library's embedding module multiplies (Gemma)
     bends_scores: bool = False  # c x tanh(scores / c) in attention
@@ -131,6 +145,8 @@ class Family:
         """The name of a tensor on the hub's disks, given the library's or that of a bare trunk."""
         if name == "lm_head.weight":
             return self.head_name
+        for ours, theirs in self.stored:
+            name = name.replace(ours, theirs)
         bare = name.partition(".")[0] in (self.layers, self.embedding, self.positions, self.norm)
         return f"{self.trunk}.{name}" if bare else name
 
@@ -228,6 +244,39 @@ _COHERE = Family(
     joint_norm="input_layernorm",
     logit_factor="logit_scale",
 )
+_MIXTRAL = Family(
+    experts="mlp",
+    stored=(
+        (".mlp.", ".block_sparse_moe."),
+        (".gate_proj.", ".w1."),
+        (".up_proj.", ".w3."),
+        (".down_proj.", ".w2."),
+    ),
+    rules={
+        **_SEPARATE_QKV,
+        **_TWO_NORMS,
+        **_columns("block_sparse_moe.experts.*.w1", *_WIDTH),
+        **_columns("block_sparse_moe.experts.*.w3", *_WIDTH),
+        **_rows("block_sparse_moe.experts.*.w2", Split.WIDTH),
+        "block_sparse_moe.gate.weight": _EXPERTS["mlp.gate.weight"],
+    },
+)
+_QWEN3_MOE = replace(_QK_NORM, experts="mlp", rules={**_QK_NORM.rules, **_EXPERTS})
+_QWEN2_MOE = replace(
+    _LLAMA,
+    experts="mlp",
+    rules={
+        **_LLAMA.rules,
+        **_EXPERTS,
+        **_gated("mlp.shared_expert", Split.SHARED),
+        **_whole("mlp.shared_expert_gate", partial=True),
+    },
+)
+_OLMOE = Family(
+    experts="mlp",
+    rules={**_SEPARATE_QKV, **_TWO_NORMS, **_SPLIT_HEAD_NORMS, **_EXPERTS},
+    wide_head_norm=True,
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
@@ -245,6 +294,10 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": _LLAMA,
     "starcoder2": _STARCODER2,
     "cohere": _COHERE,
+    "mixtral": _MIXTRAL,
+    "qwen3_moe": _QWEN3_MOE,
+    "qwen2_moe": _QWEN2_MOE,
+    "olmoe": _OLMOE,
 }
 """The families that can be run, by their `model_type`."""
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 
 from triptych.errors import ModelError
-from triptych.model.model import Attention, Block, Mlp, Model
+from triptych.model.model import Attention, Block, Experts, Model
 from triptych.plan.families import Rule, Split, family_of
 from triptych.plan.plan import Plan, part
 
@@ -23,6 +23,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)$")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _REPLICATED, _BY_VOCABULARY = Rule((Split.NONE,)), Rule((Split.VOCAB,))
 
 
@@ -30,6 +31,17 @@ def layer_of(name: str) -> int | None:
     """The transformer layer that a tensor name belongs to, or None for the ends of the model."""
     match = _LAYER.search(name)
     return int(match.group(1)) if match else None
+
+
+def expert_of(name: str) -> int | None:
+    """The routed expert that a tensor name belongs to, or None."""
+    match = _EXPERT.search(name)
+    return int(match.group(1)) if match else None
+
+
+def expert_range(count: int, ep: int, ep_rank: int) -> tuple[int, int]:
+    """The experts that an expert rank holds of `count`: consecutive ones, as many on each."""
+    return part(count, ep, ep_rank)
 
 
 def rule_for(name: str, model_type: str) -> Rule:
@@ -41,7 +53,7 @@ def rule_for(name: str, model_type: str) -> Rule:
     if name.rpartition(".")[0] in [f"{family.trunk}.{end}" for end in ends]:
         return _REPLICATED
     match = _LAYER.search(name)
-    rule = family.rules.get(match.group(2)) if match else None
+    rule = family.rules.get(_EXPERT.sub(".experts.*.", match.group(2))) if match else None
     if rule is None:
         raise ModelError(f"no tensor-parallel rule for parameter '{name}'")
     return rule
@@ -108,8 +120,10 @@ def _units(split: Split, model: Model, block: Block) -> int:
         case Split.VOCAB:
             return model.vocab
         case Split.WIDTH:
-            assert isinstance(block.mlp, Mlp)
             return block.mlp.width
+        case Split.SHARED:
+            assert isinstance(block.mlp, Experts)
+            return block.mlp.shared_width
 
 
 def local_box(

@@ -247,6 +247,13 @@ def _experts(asked: Asked) -> Iterator[Problem]:
                 "ep divides the number of experts",
                 remedy or f"ep in {_list(divisors(experts.count))}",
             )
+        shards = plan.hybrid_shard if plan.zero else 0
+        if shards % stage.expert:
+            yield Problem(
+                f"ep={stage.expert} with hybrid_shard={shards}",
+                "the ranks that share one ZeRO shard set hold every expert as often",
+                "hybrid_shard=0, or a multiple of ep",
+            )
         if (stage.data * stage.context) % stage.expert:
             yield Problem(
                 f"ep={stage.expert} with dp={stage.data} x cp={stage.context}",
@@ -372,7 +379,6 @@ def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
             plan.cp > 1 and model.family in FAMILIES and FAMILIES[model.family].bends_scores,
             f"context parallelism (cp={plan.cp}) with soft-capped attention scores",
         ),
-        (plan.ep > 1, f"expert parallelism (ep={plan.ep})"),
         (plan.recompute == "selective", "selective recomputation (recompute=selective)"),
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),

@@ -17,6 +17,7 @@ were done": that is all that NCCL promises. Under strict mode (`strict.py`) the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -216,6 +217,21 @@ class Communicator:
         works = self._launch_exchange(parts, [tensor] * self.size)
         return self._pending(works, out, buffers=[tensor])
 
+    def all_to_all(
+        self, tensor: torch.Tensor, sent: Sequence[int], arriving: Sequence[int]
+    ) -> torch.Tensor:
+        """Rows for each rank of the group, `sent` of them, against its `arriving` rows for this.
+
+        Both lists go by rank and add up along dimension 0. Cost: the bytes of the rows for others.
+        """
+        if self.size == 1:
+            return tensor
+        rows = len(tensor) - sent[self.index]
+        self._counted(rows * math.prod(tensor.shape[1:]) * tensor.itemsize)
+        out = tensor.new_empty((sum(arriving), *tensor.shape[1:]))
+        work = self._launch_uneven_all_to_all(out, tensor, list(arriving), list(sent))
+        return self._pending([work], out, buffers=[tensor]).wait()
+
     # ---- point to point ----------------------------------------------------------------------
 
     def start_send(self, tensor: torch.Tensor, to: int) -> Pending:
@@ -246,6 +262,13 @@ class Communicator:
 
     def _launch_all_to_all(self, out: torch.Tensor, tensor: torch.Tensor) -> Any:
         return dist.all_to_all_single(out, tensor, group=self._group, async_op=True)
+
+    def _launch_uneven_all_to_all(
+        self, out: torch.Tensor, tensor: torch.Tensor, arriving: list[int], sent: list[int]
+    ) -> Any:
+        return dist.all_to_all_single(
+            out, tensor, arriving, sent, group=self._group, async_op=True
+        )
 
     def _launch_send(self, tensor: torch.Tensor, rank: int) -> Any:
         return dist.isend(tensor, rank, group=self._group)

@@ -30,7 +30,7 @@ from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.live import LiveBytes, live_bytes
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.pieces import weight_shards
-from triptych.runtime.data.sharding import Sharding
+from triptych.runtime.data.sharding import Shardings
 from triptych.runtime.data.units import Residence, units_of
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.pipeline.channels import Channels
@@ -121,7 +121,7 @@ class Engine:
         slots = collect_slots(stages, model, plan, mesh)
         buckets = GradientBuckets(
             slots,
-            Sharding.of(plan, mesh),
+            Shardings.of(plan, mesh),
             units_of(stages, plan, model),
             bucket_bytes=plan.bucket_bytes,
             values=torch_dtype(plan.precision.parameter),
@@ -134,7 +134,7 @@ class Engine:
             with bucket.filling():
                 std = stages[0].initializer_range
                 fill_initial(bucket.slots, model, seed=seed, std=std)
-        if buckets.sharding.divides_values:
+        if buckets.divides_values:
             Residence(buckets, plan, model).attach(stages)
         return cls(
             plan=plan,
@@ -215,10 +215,10 @@ class Engine:
         return MicroBatch(ids[:, positions], labels[:, positions], positions)
 
     def _idle(self, count: int) -> list[MicroBatch]:
-        """Empty micro-batches for a replica with fewer than others, if all must gather together."""
-        if not self.buckets.sharding.divides_values:
+        """Empty micro-batches for a replica with fewer than others, if all must work together."""
+        if not self.buckets.divides_values and self.mesh.expert.size == 1:
             return []
-        most = int(self.mesh.shard.all_reduce(torch.tensor([count]), maximum=True))
+        most = int(self.mesh.data.all_reduce(torch.tensor([count]), maximum=True))
         ids = torch.zeros(1, self._unit // self.plan.cp, dtype=torch.int64, device=self.mesh.device)
         return [MicroBatch(ids, torch.full_like(ids, IGNORED))] * (most - count)
 

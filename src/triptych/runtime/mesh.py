@@ -10,7 +10,8 @@ Axes: tensor (tp), data (dp), pipeline (pp). Beside them stand the groups that a
 * `copies`: tensor ranks that hold the same KV head when there are more ranks than KV heads;
 * `shard` and `replicas`: the data axis in two, for ZeRO: ranks that divide one copy of the state,
   and ranks that hold the same part of it;
-* `norm`: the ranks whose parts of the gradient add up to the whole.
+* `expert`: consecutive ranks of the data axis that hold different experts of a layer;
+  `expert_shard` and `expert_replicas`: the ranks that hold the same ones, in two as above.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Mesh:
     backward: tuple[Communicator, Communicator]
     tie: Communicator
     copies: Communicator
-    norm: Communicator
+    expert: Communicator
+    expert_shard: Communicator
+    expert_replicas: Communicator
     world: Communicator
 
     @classmethod
@@ -73,10 +76,14 @@ class Mesh:
         maker = _GroupMaker(rank, timeout_s, Counters(), strict)
         first, last = placement(plan)[0], placement(plan)[-1]
         ends = [(g[first], g[last]) if first != last else g[:1] for g in axis_groups(plan, "pp")]
-        everyone = tuple(range(world))
-        reduced = [everyone] if plan.zero else axis_groups(plan, "tp-pp")
-        data = maker.make("data", axis_groups(plan, "cp-dp"))
-        shard, replicas = _sharing(maker, plan, data)
+        groups = axis_groups(plan, "cp-dp")
+        data = maker.make("data", groups)
+        shard, replicas = _sharing(maker, groups, data, plan.shards)
+        expert_shard, expert_replicas = shard, replicas
+        if plan.ep > 1:
+            same = _strides(groups, plan.ep)
+            size = max(1, plan.shards // plan.ep)
+            expert_shard, expert_replicas = _sharing(maker, same, maker.make("data", same), size)
         return cls(
             plan=plan,
             rank=rank,
@@ -92,24 +99,39 @@ class Mesh:
             backward=_both_ways(maker, plan),
             tie=maker.make("tie", ends),
             copies=maker.make("tensor", _copy_groups(plan, kv_heads)),
-            norm=maker.make("scalar", reduced),
-            world=maker.make("scalar", [everyone]),
+            expert=maker.make("expert", _cuts(groups, plan.ep)),
+            expert_shard=expert_shard,
+            expert_replicas=expert_replicas,
+            world=maker.make("scalar", [tuple(range(world))]),
         )
 
 
+_Groups = Sequence[Sequence[int]]
+
+
 def _sharing(
-    maker: _GroupMaker, plan: Plan, data: Communicator
+    maker: _GroupMaker, groups: _Groups, whole: Communicator, size: int
 ) -> tuple[Communicator, Communicator]:
-    """Ranks that divide one copy of the state among them, and ranks with the same part of it."""
-    size, alone = plan.shards, Communicator("data", (maker.rank,), 0, None, maker.counters)
-    if size == data.size:
-        return data, alone
+    """Ranks that divide one copy of the state among them, and ranks with the same part of it.
+
+    `groups` hold the same parameters, this rank's is `whole`; `size` of them divide a copy.
+    """
+    alone = Communicator("data", (maker.rank,), 0, None, maker.counters)
+    if size == whole.size:
+        return whole, alone
     if size == 1:
-        return alone, data
-    groups = axis_groups(plan, "cp-dp")
-    cuts = [group[start : start + size] for group in groups for start in range(0, data.size, size)]
-    strides = [group[start::size] for group in groups for start in range(size)]
-    return maker.make("data", cuts), maker.make("data", strides)
+        return alone, whole
+    return maker.make("data", _cuts(groups, size)), maker.make("data", _strides(groups, size))
+
+
+def _cuts(groups: _Groups, size: int) -> _Groups:
+    """Each group cut into groups of consecutive ranks."""
+    return [group[at : at + size] for group in groups for at in range(0, len(group), size)]
+
+
+def _strides(groups: _Groups, size: int) -> _Groups:
+    """The ranks with the same place in such groups."""
+    return [group[at::size] for group in groups for at in range(size)]
 
 
 def _both_ways(maker: _GroupMaker, plan: Plan) -> tuple[Communicator, Communicator]:

@@ -91,6 +91,16 @@ class StrictCommunicator(Communicator):
         poison(out)
         return _Call([super()._launch_all_to_all(private, source)], tensor, private, out)
 
+    def _launch_uneven_all_to_all(
+        self, out: torch.Tensor, tensor: torch.Tensor, arriving: list[int], sent: list[int]
+    ) -> Any:
+        self._compare("all_to_all", tensor[:0])
+        self._compare_sizes(sent, arriving)
+        source, private = tensor.clone(), torch.empty_like(out)
+        poison(out)
+        work = super()._launch_uneven_all_to_all(private, source, arriving, sent)
+        return _Call([work], tensor, private, out)
+
     def _launch_send(self, tensor: torch.Tensor, rank: int) -> Any:
         ack = torch.zeros(1)
         work = super()._launch_send(tensor.clone(), rank)
@@ -122,6 +132,17 @@ class StrictCommunicator(Communicator):
             raise RunError(
                 f"{self.axis} axis: rank {self.ranks[self.index]} calls {text}, "
                 f"ranks {others} call something else at this point"
+            )
+
+    def _compare_sizes(self, sent: list[int], arriving: list[int]) -> None:
+        """Raises RunError unless every rank expects what the others send it."""
+        seen = [torch.empty(self.size, dtype=torch.int64) for _ in self.ranks]
+        dist.all_gather(seen, torch.tensor(sent), group=self._group)
+        coming = [int(row[self.index]) for row in seen]
+        if coming != arriving:
+            raise RunError(
+                f"{self.axis} axis: rank {self.ranks[self.index]} expects {arriving} rows from "
+                f"ranks {list(self.ranks)}, which send {coming}"
             )
 
 

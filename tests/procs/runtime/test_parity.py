@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from family_samples import FAMILIES, UNEVEN, family_config
+from family_samples import FAMILIES, UNEVEN, family_config, stored_views
 from layouts import batch_of, make_engine, split, tiny_config
 from ranks import run_ranks
 
@@ -44,7 +44,7 @@ def _stock(config: dict[str, Any]) -> Reference:
     hf_config = transformers.AutoConfig.for_model(config["model_type"], **settings)
     model = transformers.AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
     family = FAMILY_ROWS[config["model_type"]]
-    parameters = {family.logical_name(name): p for name, p in model.named_parameters()}
+    parameters = stored_views(model, family, lambda parameter: parameter)
     assert parameters.keys() == weights.keys()
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -54,7 +54,8 @@ def _stock(config: dict[str, Any]) -> Reference:
     logits = model(input_ids=ids).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     loss.backward()
-    gradients = {name: p.grad.numpy() for name, p in parameters.items()}
+    gradients = stored_views(model, family, lambda parameter: parameter.grad)
+    gradients = {name: gradient.numpy() for name, gradient in gradients.items()}
     return Reference(float(loss.detach()), gradients, weights)
 
 

@@ -1,8 +1,9 @@
-"""Families with experts: Mixtral, Qwen 3 MoE, GPT-OSS, and DeepSeek's with latent attention."""
+"""Families with experts: Mixtral, Qwen MoE, OLMoE, GPT-OSS, DeepSeek's with latent attention."""
 
 from __future__ import annotations
 
 from triptych.model.families.trunk import (
+    Trunk,
     assemble,
     grouped,
     layer_windows,
@@ -45,17 +46,63 @@ def qwen3_moe(keys: ConfigKeys) -> Model:
         top_k=keys.count("num_experts_per_tok", default=8),
         width=keys.count("moe_intermediate_size", default=768),
     )
+    blocks = [
+        Block(attention=attention, mlp=dense or experts) for dense in _sparse_layers(keys, trunk)
+    ]
+    return assemble(keys, trunk, blocks, positions=32768)
+
+
+def qwen2_moe(keys: ConfigKeys) -> Model:
+    """Qwen 2 (and 1.5) with routed experts and a shared one, which a gate of its own weighs."""
+    trunk = read_trunk(keys)
+    first = keys.count("max_window_layers", default=28, minimum=0)
+    slides = keys.flag("use_sliding_window")
+    window = keys.optional_count("sliding_window", default=4096) if slides else None
+    windows = layer_windows(
+        keys, trunk, window, lambda index: index % 2 == 0 and index < first
+    )
+    attention = grouped(keys, trunk, kv_heads=16, qkv_bias=keys.flag("qkv_bias", True))
+    experts = Experts(
+        count=keys.count("num_experts", "num_local_experts", default=60),
+        top_k=keys.count("num_experts_per_tok", default=4),
+        width=keys.count("moe_intermediate_size", default=1408),
+        shared_width=keys.count("shared_expert_intermediate_size", default=5632),
+        shared_gate=True,
+    )
+    blocks = [
+        Block(attention=layer, mlp=dense or experts)
+        for layer, dense in zip(
+            with_windows(attention, windows), _sparse_layers(keys, trunk), strict=True
+        )
+    ]
+    return assemble(keys, trunk, blocks, positions=32768)
+
+
+def _sparse_layers(keys: ConfigKeys, trunk: Trunk) -> list[Mlp | None]:
+    """The dense MLP of each layer of Qwen's that has one, None where it has experts."""
     step = keys.count("decoder_sparse_step", default=1)
     dense_layers = set(keys.layer_indices("mlp_only_layers"))
     dense = Mlp(width=keys.count("intermediate_size"))
-    blocks = [
-        Block(
-            attention=attention,
-            mlp=dense if index in dense_layers or (index + 1) % step else experts,
-        )
+    return [
+        dense if index in dense_layers or (index + 1) % step else None
         for index in range(trunk.layers)
     ]
-    return assemble(keys, trunk, blocks, positions=32768)
+
+
+def olmoe(keys: ConfigKeys) -> Model:
+    """OLMoE: every layer has experts; one norm over all query heads and one over all key heads."""
+    trunk = read_trunk(keys)
+    bias = keys.flag("attention_bias")
+    attention = grouped(
+        keys, trunk, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_kind="joint"
+    )
+    experts = Experts(
+        count=keys.count("num_experts", "num_local_experts", default=64),
+        top_k=keys.count("num_experts_per_tok", default=8),
+        width=keys.count("intermediate_size"),
+    )
+    block = Block(attention=attention, mlp=experts)
+    return assemble(keys, trunk, [block] * trunk.layers, positions=4096)
 
 
 def gpt_oss(keys: ConfigKeys) -> Model:

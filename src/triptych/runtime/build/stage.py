@@ -20,6 +20,7 @@ from triptych.model.model import Model
 from triptych.plan.families import Family, family_of
 from triptych.plan.plan import Plan, part
 from triptych.runtime.attention import CONTEXT
+from triptych.runtime.expert.experts import experts_of
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.recompute import recompute_layer
 from triptych.runtime.tensor.functions import enter_region
@@ -85,6 +86,7 @@ class StageModule(nn.Module):
         self._recompute = plan.recompute
         self._tensor = mesh.tensor
         self._context = mesh.context
+        self._expert = mesh.expert
         self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
         start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
         self._vocabulary = Vocabulary(start, stop, mesh.tensor)
@@ -99,6 +101,9 @@ class StageModule(nn.Module):
             replace_linears(self.causal_lm, deferral, recurse=False)
         for index in layers:
             layer = self._trunk.get_submodule(f"{family.layers}.{index}")
+            experts = experts_of(layer, family)
+            if experts is not None:
+                experts.keep(self._expert)
             if self._tensor.size > 1:
                 pack(layer, family)
             replace_linears(layer, deferral)

@@ -18,6 +18,7 @@ from triptych.errors import ModelError, Problem
 from triptych.plan.families import FAMILIES, Family, Rule, Split, family_of
 from triptych.plan.layout import rule_for
 from triptych.runtime.attention import NAME
+from triptych.runtime.expert.experts import separate_experts
 
 ALLOWED = tuple(FAMILIES)
 
@@ -39,12 +40,14 @@ _DROPOUTS = (
     "hidden_dropout",
     "resid_pdrop",
     "residual_dropout",
+    "router_jitter_noise",
 )
-"""The names of dropout rates in the configurations of the families."""
+"""The names of rates of dropout, and of other noise, in the configurations of the families."""
 
 
 def skeleton(config: Mapping[str, Any]) -> nn.Module:
-    """The library's causal LM of a `config.json`, every parameter on the meta device.
+    """The library's causal LM of a `config.json`, every parameter on the meta device, its experts
+    ours.
 
     Raises ModelError for a family outside the allow-list or a setting that would be ignored.
     """
@@ -66,6 +69,7 @@ def skeleton(config: Mapping[str, Any]) -> nn.Module:
         )
     if family.rotary is not None:
         _remake_rotary(model.get_submodule(family.trunk), family.rotary)
+    separate_experts(model, family)
     _check_tensor_plan(model, family, model_type)
     return model
 
@@ -75,7 +79,7 @@ def require_no_dropout(causal_lm: nn.Module) -> None:
     config = causal_lm.config
     found = {name: getattr(config, name, 0.0) for name in _DROPOUTS}
     problems = [
-        Problem(f"{name} = {value}", "dropout masks would differ between layouts", f"{name} = 0.0")
+        Problem(f"{name} = {value}", "random masks would differ between layouts", f"{name} = 0.0")
         for name, value in found.items()
         if value
     ]
@@ -116,7 +120,7 @@ def _check_tensor_plan(model: nn.Module, family: Family, model_type: str) -> Non
     for pattern, style in plan.items():
         theirs = _STYLES.get(style)
         for name in fnmatch.filter(names, f"{pattern}.weight"):
-            ours = rule_for(f"{family.trunk}.{name}", model_type)
+            ours = rule_for(family.logical_name(name), model_type)
             same = theirs is not None and (theirs.partial, theirs.dim) == (ours.partial, ours.dim)
             if not same:
                 problems.append(Problem(f"{name}: the library says '{style}', our table {ours}"))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from triptych.runtime.data.bucket import Bucket
-from triptych.runtime.data.sharding import Sharding
+from triptych.runtime.data.sharding import Sharding, Shardings
 from triptych.runtime.data.slot import Slot
 from triptych.runtime.tensor.linear import Linear
 
@@ -25,7 +25,7 @@ class GradientBuckets:
 
     Args:
         slots: in the order in which the backward finishes them.
-        sharding: what is divided among whom.
+        shardings: what is divided among whom, of dense parameters and of experts.
         unit_of: the unit of a slot: with divided values no bucket holds slots of two.
         bucket_bytes: bytes of gradients after which a bucket is closed.
 
@@ -34,7 +34,7 @@ class GradientBuckets:
     def __init__(
         self,
         slots: Sequence[Slot],
-        sharding: Sharding,
+        shardings: Shardings,
         unit_of: Callable[[Slot], Hashable],
         *,
         bucket_bytes: int,
@@ -42,19 +42,34 @@ class GradientBuckets:
         gradients: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.sharding = sharding
         capacity = max(1, bucket_bytes // gradients.itemsize)
-        groups = _by_unit(slots, unit_of) if sharding.divides_values else _by_size(slots, capacity)
+        groups: list[list[Slot]] = []
+        for sharding in dict.fromkeys(shardings):
+            mine = [slot for slot in slots if shardings.of_slot(slot) == sharding]
+            by_unit = sharding.divides_values
+            groups += _by_unit(mine, unit_of) if by_unit else _by_size(mine, capacity)
         self.buckets = [
-            Bucket(group, sharding, values=values, gradients=gradients, device=device)
-            for group in groups
+            Bucket(
+                group,
+                shardings.of_slot(group[0]),
+                values=values,
+                gradients=gradients,
+                device=device,
+            )
+            for group in _as_completed(slots, groups)
         ]
+        self._in_turn = [b for b in self.buckets if not b.sharding.reduces_each]
         self._final: set[tuple[int, bool]] = set()
         self._next = 0
         self._travelling: list[Bucket] = []
         for bucket in self.buckets:
             for slot in bucket.slots:
                 self._attach(slot, bucket)
+
+    @property
+    def divides_values(self) -> bool:
+        """True if some parameters are whole only while they are used."""
+        return any(bucket.sharding.divides_values for bucket in self.buckets)
 
     @property
     def slots(self) -> list[Slot]:
@@ -74,11 +89,8 @@ class GradientBuckets:
 
     def finish(self) -> None:
         """Ends every reduction; gradients (of this rank's shards) are then global sums."""
-        if self.sharding.reduces_each:
-            rest = [bucket for bucket in self.buckets if bucket.has_gradient]
-        else:
-            rest = self.buckets[self._next :]
-        for bucket in rest:
+        late = [b for b in self.buckets if b.sharding.reduces_each and b.has_gradient]
+        for bucket in (*self._in_turn[self._next :], *late):
             self._start(bucket)
         self._travelling.clear()
         for bucket in self.buckets:
@@ -94,12 +106,11 @@ class GradientBuckets:
 
     def gather_values(self) -> None:
         """Takes updated shards into the parameters: at once, or when a unit is next used."""
-        if self.sharding.divides_values:
-            self.release()
-            return
-        for bucket in self.buckets:
+        self.release()
+        kept = [bucket for bucket in self.buckets if not bucket.sharding.divides_values]
+        for bucket in kept:
             bucket.start_refresh()
-        for bucket in self.buckets:
+        for bucket in kept:
             bucket.finish_gather()
 
     def _attach(self, slot: Slot, bucket: Bucket) -> None:
@@ -126,7 +137,7 @@ class GradientBuckets:
         """Notes a gradient; starts the bucket's reduction if it is now full."""
         slot.arrived = True
         slot.is_final = slot.stage is not None and (slot.stage, weights) in self._final
-        if not self.sharding.reduces_each:
+        if not bucket.sharding.reduces_each:
             if slot.is_final and bucket.is_final:
                 self._start_in_order()
         elif bucket.is_full:
@@ -134,13 +145,13 @@ class GradientBuckets:
 
     def _start_in_order(self) -> None:
         """Starts every bucket whose turn it is: the order must be the same on all ranks."""
-        while self._next < len(self.buckets) and self.buckets[self._next].is_final:
-            self._start(self.buckets[self._next])
+        while self._next < len(self._in_turn) and self._in_turn[self._next].is_final:
+            self._start(self._in_turn[self._next])
             self._next += 1
 
     def _start(self, bucket: Bucket) -> None:
         bucket.start_reduce()
-        if self.sharding.divides_gradients:
+        if bucket.sharding.divides_gradients:
             self._travelling.append(bucket)
             while len(self._travelling) > 1:
                 self._travelling.pop(0).finish_scatter()
@@ -168,14 +179,14 @@ class _WeightSink:
 
 
 def _by_size(slots: Sequence[Slot], capacity: int) -> list[list[Slot]]:
-    """Buckets of about `capacity` elements, in the order in which the backward completes them."""
+    """Buckets of about `capacity` elements."""
     kinds: dict[Hashable, list[list[Slot]]] = {}
     for slot in slots:
         groups = kinds.setdefault(_kind(slot), [[]])
         if groups[-1] and sum(s.elements for s in groups[-1]) + slot.elements > capacity:
             groups.append([])
         groups[-1].append(slot)
-    return _as_completed(slots, (group for groups in kinds.values() for group in groups))
+    return [group for groups in kinds.values() for group in groups if group]
 
 
 def _by_unit(slots: Sequence[Slot], unit_of: Callable[[Slot], Hashable]) -> list[list[Slot]]:
@@ -183,7 +194,7 @@ def _by_unit(slots: Sequence[Slot], unit_of: Callable[[Slot], Hashable]) -> list
     units: dict[Hashable, list[Slot]] = {}
     for slot in slots:
         units.setdefault((unit_of(slot), _kind(slot)), []).append(slot)
-    return _as_completed(slots, units.values())
+    return list(units.values())
 
 
 def _kind(slot: Slot) -> Hashable:
@@ -195,6 +206,6 @@ def _as_completed(slots: Sequence[Slot], groups: Iterable[list[Slot]]) -> list[l
     """Groups by their last slot; those whose gradients are complete only in the end come last."""
     place = {id(slot): index for index, slot in enumerate(slots)}
     return sorted(
-        (group for group in groups if group),
+        groups,
         key=lambda group: (group[0].stage is None, place[id(group[-1])]),
     )

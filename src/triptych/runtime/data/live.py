@@ -30,9 +30,8 @@ class LiveBytes(NamedTuple):
 
 def live_bytes(buckets: GradientBuckets, optimizer: ShardedAdamW) -> LiveBytes:
     """What this rank holds at this moment."""
-    sharding = buckets.sharding
-    values = _bytes(bucket.values for bucket in buckets.buckets)
-    gradients = _bytes(bucket.gradients for bucket in buckets.buckets)
+    gathered = _bytes(b.values for b in buckets.buckets if b.sharding.divides_values)
+    travelling = _bytes(b.gradients for b in buckets.buckets if b.sharding.divides_gradients)
     state = _bytes(tensor for kept in optimizer.states for tensor in kept.kept.values())
     kept_values = _bytes(bucket.shard_values for bucket in buckets.buckets)
     kept_gradients = _bytes(bucket.shard_gradients for bucket in buckets.buckets)
@@ -40,10 +39,10 @@ def live_bytes(buckets: GradientBuckets, optimizer: ShardedAdamW) -> LiveBytes:
         parameters=kept_values,
         gradients=kept_gradients,
         optimizer=0 if optimizer.is_offloaded else state,
-        gathered=values if sharding.divides_values else 0,
-        travelling=gradients if sharding.divides_gradients else 0,
+        gathered=gathered,
+        travelling=travelling,
         offloaded=state if optimizer.is_offloaded else 0,
-        padding=_padding(buckets, optimizer),
+        padding=_padding(optimizer),
     )
 
 
@@ -54,7 +53,7 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(by_address.values())
 
 
-def _padding(buckets: GradientBuckets, optimizer: ShardedAdamW) -> int:
+def _padding(optimizer: ShardedAdamW) -> int:
     """Bytes between and behind the slots of what is kept: values, gradients, optimizer state."""
     total = 0
     for state in optimizer.states:
@@ -63,7 +62,7 @@ def _padding(buckets: GradientBuckets, optimizer: ShardedAdamW) -> int:
         whole = sum(slot.elements for slot in bucket.slots)
         shard_gap = bucket.stop - bucket.start - own
         gap = bucket.elements - whole
-        sharding = buckets.sharding
+        sharding = bucket.sharding
         total += (shard_gap if sharding.divides_values else gap) * bucket.values.itemsize
         total += (shard_gap if sharding.divides_gradients else gap) * bucket.gradients.itemsize
         if not optimizer.is_offloaded:

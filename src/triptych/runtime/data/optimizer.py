@@ -89,8 +89,11 @@ class ShardedAdamW:
 
     def squared_norm(self) -> torch.Tensor:
         """This rank's part of the squared gradient norm: each element counts on one rank only."""
-        is_first = self._buckets.sharding.is_first_replica
-        counted = [p.gradient for p in self.pieces if p.slot.counted and is_first]
+        counted = [
+            piece.gradient
+            for piece in self.pieces
+            if piece.slot.counted and piece.bucket.sharding.is_first_replica
+        ]
         device = self._buckets.buckets[0].shard_gradients.device
         if not counted:
             return torch.zeros((), dtype=torch.float64, device=device)

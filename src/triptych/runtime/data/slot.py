@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from triptych.plan.families import is_norm
-from triptych.plan.layout import Box, box_elements
+from triptych.plan.layout import Box, box_elements, expert_of
 from triptych.runtime.comm import Communicator
 
 
@@ -48,6 +48,11 @@ class Slot:
     def elements(self) -> int:
         """Elements of the box."""
         return box_elements(self.box)
+
+    @property
+    def is_expert(self) -> bool:
+        """True for a part of a routed expert."""
+        return expert_of(self.name) is not None
 
     @property
     def decays(self) -> bool:

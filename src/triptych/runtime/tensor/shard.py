@@ -20,6 +20,7 @@ from triptych.plan.families import Family, family_of
 from triptych.plan.layout import kv_head_range, query_head_range
 from triptych.plan.plan import part
 from triptych.runtime.comm import Communicator
+from triptych.runtime.expert.experts import experts_of
 from triptych.runtime.tensor.functions import enter_region, leave_region
 from triptych.runtime.tensor.linear import Linear, product
 from triptych.runtime.tensor.norms import split_head_norms
@@ -140,6 +141,9 @@ def shard_layer(
     for name, row in family.regions.items():
         region = layer.get_submodule(name)
         region.register_forward_pre_hook(entry, with_kwargs=True)
+        if name == family.experts and experts_of(layer, family) is not None:
+            region.register_forward_hook(lambda _, __, y: leave_region(y, comm, sequence_parallel))
+            continue
         linear = region.get_submodule(row)
         assert isinstance(linear, Linear)
         region.add_module(row, RowParallelLinear(linear, comm, sequence_parallel))

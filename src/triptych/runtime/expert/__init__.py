@@ -1,0 +1,1 @@
+"""Mixtures of experts: which tokens go where, on this rank and on others."""

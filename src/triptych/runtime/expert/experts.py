@@ -1,0 +1,110 @@
+"""The routed experts of a layer: each a gated MLP of its own, named as on the hub's disks.
+
+The library keeps all experts of a layer in two fused tensors. Apart, they are ordinary linears:
+gradient sinks, deferred weight gradients, buckets and checkpoints need no special case, and a rank
+under expert parallelism simply has fewer of them. Routers stay the library's own.
+
+Shapes: T tokens, K experts a token, E experts, N = T x K rows, H hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from triptych.model.model import Model
+from triptych.plan.families import Family
+from triptych.plan.layout import expert_range
+from triptych.runtime.comm import Communicator
+from triptych.runtime.expert.exchange import Exchange
+
+
+class Expert(nn.Module):
+    """down(act(gate(x)) * up(x)), as a dense gated MLP."""
+
+    def __init__(self, hidden: int, width: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, width, bias=False)
+        self.up_proj = nn.Linear(hidden, width, bias=False)
+        self.down_proj = nn.Linear(width, hidden, bias=False)
+        self._activation = [activation]  # a list: shared, not one of its submodules
+
+    def forward(self, x_NH: torch.Tensor) -> torch.Tensor:
+        """[N, H] to [N, H]; N may be zero."""
+        (activation,) = self._activation
+        y: torch.Tensor = self.down_proj(activation(self.gate_proj(x_NH)) * self.up_proj(x_NH))
+        return y
+
+
+class Experts(nn.Module):
+    """All experts of a layer, or those of this rank, under their numbers in the whole layer.
+
+    An expert without a token runs on an empty input: its gradient is then zero, not missing, and
+    its bucket is told.
+    """
+
+    def __init__(self, fused: Any) -> None:
+        super().__init__()
+        self.count: int = fused.num_experts
+        for index in range(self.count):
+            expert = Expert(fused.hidden_dim, fused.intermediate_dim, fused.act_fn)
+            self.add_module(str(index), expert)
+        self._exchange: Exchange | None = None
+
+    def keep(self, comm: Communicator) -> None:
+        """Drops the experts of other ranks; tokens for those travel from now on."""
+        if comm.size == 1:
+            return
+        held = range(*expert_range(self.count, comm.size, comm.index))
+        for index in range(self.count):
+            if index not in held:
+                del self._modules[str(index)]
+        self._exchange = Exchange(comm, self.count)
+
+    def forward(
+        self, hidden_TH: torch.Tensor, index_TK: torch.Tensor, weight_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """The sum over a token's experts, by weight; [T, H]. An index of E stands for none."""
+        top_k = index_TK.shape[1]
+        order_N = index_TK.flatten().argsort(stable=True)
+        count_E = torch.bincount(index_TK.flatten(), minlength=self.count)[: self.count]
+        if self._exchange is None:
+            counts = count_E.tolist()  # the one wait for the device: how the rows are divided
+            order_N = order_N[: sum(counts)]
+            out_NH = self._run(hidden_TH[order_N // top_k], counts)
+        else:
+            routes = self._exchange.routes(count_E)
+            order_N = order_N[: sum(routes.sent)]
+            arrived_NH = routes.dispatch(hidden_TH[order_N // top_k])
+            out_NH = routes.combine(self._run(arrived_NH, routes.counts))
+        back_NH = out_NH.new_zeros(index_TK.numel(), hidden_TH.shape[1])
+        spread_TKH = back_NH.index_copy(0, order_N, out_NH).view(-1, top_k, hidden_TH.shape[1])
+        return (spread_TKH * weight_TK[..., None]).sum(1).to(hidden_TH.dtype)
+
+    def _run(self, rows_NH: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """Rows ordered by expert through the experts of this rank; `counts` of each."""
+        parts = zip(self._modules.values(), rows_NH.split(counts), strict=True)
+        return torch.cat([expert(part) for expert, part in parts if expert is not None])
+
+
+def separate_experts(causal_lm: nn.Module, model_family: Family) -> None:
+    """Puts ours in the place of the library's fused experts, in place, on the meta device."""
+    if model_family.experts is None:
+        return
+    layers = causal_lm.get_submodule(f"{model_family.trunk}.{model_family.layers}")
+    for layer in layers.children():
+        block = layer.get_submodule(model_family.experts)
+        fused = getattr(block, "experts", None)
+        if fused is not None:  # else a dense layer
+            with torch.device("meta"):
+                block.add_module("experts", Experts(fused))
+
+
+def experts_of(layer: nn.Module, family: Family) -> Experts | None:
+    """The experts of a decoder layer, None if it is dense."""
+    if family.experts is None:
+        return None
+    found = getattr(layer.get_submodule(family.experts), "experts", None)
+    return found if isinstance(found, Experts) else None
