@@ -39,6 +39,8 @@ def causal_attention(
     """
     assert attention_mask is None, "masks are decided here"
     scale = query_BHSD.shape[-1] ** -0.5 if scaling is None else scaling
+    if sliding_window is None:  # Qwen 2 MoE says it to the mask only
+        sliding_window = getattr(module, "sliding_window", None)
     context: Communicator | None = getattr(module, CONTEXT, None)
     if context is not None:
         assert softcap is None and sliding_window is None, "the rules of plans refuse these"

@@ -23,7 +23,7 @@ from triptych.plan.plan import Plan
 from triptych.plan.ranks import placement, stages_of_rank
 from triptych.runtime.build.slots import collect_slots, fill_initial
 from triptych.runtime.build.stage import StageModule
-from triptych.runtime.build.wide import widen_norms
+from triptych.runtime.build.wide import widen
 from triptych.runtime.build.zoo import require_fixed_rotary, require_no_dropout, skeleton
 from triptych.runtime.context.zigzag import zigzag_positions
 from triptych.runtime.data.buckets import GradientBuckets
@@ -316,7 +316,7 @@ def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
     if plan.cp > 1:
         require_fixed_rotary(causal_lm)
     if plan.precision.parameter == "fp64":
-        widen_norms(causal_lm)
+        widen(causal_lm)
     return causal_lm
 
 

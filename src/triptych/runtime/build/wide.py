@@ -1,9 +1,12 @@
-"""Norms in fp64. The library's RMSNorm rounds to fp32 inside, which would hide an exact proof."""
+"""Norms and routers in fp64. The library's round to fp32 inside, which would hide an exact proof."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedConfig
 
 from triptych.plan.families import family_of
@@ -30,12 +33,32 @@ class WideRMSNorm(nn.Module):
         return (self.offset + self.weight) * (x * torch.rsqrt(variance + self.variance_epsilon))
 
 
-def widen_norms(causal_lm: nn.Module) -> None:
-    """Replaces every RMSNorm of the library by ours, in place, keeping parameters."""
+class WideRouter(nn.Module):
+    """The likeliest experts by a softmax over all; weights add up to one if `normalizes`."""
+
+    def __init__(self, router: Any) -> None:
+        super().__init__()
+        self.weight: torch.Tensor = router.weight
+        self._top_k: int = router.top_k
+        self._normalizes: bool = getattr(router, "norm_topk_prob", True)  # Mixtral always does
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[..., H] to logits [T, E], weights [T, K] and experts [T, K]."""
+        logits = functional.linear(x.flatten(0, -2), self.weight)
+        weights, experts = logits.softmax(-1).topk(self._top_k)
+        if self._normalizes:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return logits, weights, experts
+
+
+def widen(causal_lm: nn.Module) -> None:
+    """Replaces every RMSNorm and router of the library by ours, in place, keeping parameters."""
     config = causal_lm.config
     assert isinstance(config, PreTrainedConfig)
     offset = 1.0 - family_of(config.model_type).norm_start
     for name, module in list(causal_lm.named_modules()):
+        parent, _, child = name.rpartition(".")
         if type(module).__name__.endswith("RMSNorm"):
-            parent, _, child = name.rpartition(".")
             causal_lm.get_submodule(parent).add_module(child, WideRMSNorm(module, offset))
+        elif type(module).__name__.endswith("TopKRouter"):
+            causal_lm.get_submodule(parent).add_module(child, WideRouter(module))
