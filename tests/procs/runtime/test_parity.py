@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from family_samples import FAMILIES, UNEVEN, family_config, stored_views
+from family_samples import EXPERT_FAMILIES, FAMILIES, UNEVEN, family_config, stored_views
 from layouts import batch_of, make_engine, split, tiny_config
 from ranks import run_ranks
 
@@ -67,7 +67,8 @@ def _reference(family: str, uneven: bool) -> Reference:
 def _ours(plan: Plan, config: dict[str, Any]) -> Any:
     """Loss, gradients and weights of this rank: (name, box, values)."""
     engine = make_engine(plan, config)
-    microbatches = split(batch_of(0, 4, 24, config["vocab_size"]), plan, 0)
+    rows = batch_of(0, 4, 24, config["vocab_size"])
+    microbatches = split(rows, plan, engine.mesh.coordinates.dp)
     part, _ = engine.gradients(microbatches)
     loss = float(engine.mesh.world.all_reduce(part.clone()))
     slots = engine.buckets.slots
@@ -128,6 +129,12 @@ def test_kv_heads_that_two_ranks_share_equal_the_stock_model(family: str) -> Non
 )
 def test_two_context_ranks_equal_the_stock_model(family: str) -> None:
     _assert_parity(family, False, {"cp": 2})
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2}, {"cp": 2, "ep": 2}], ids=str)
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_experts_on_two_ranks_equal_the_stock_model(family: str, layout: dict[str, Any]) -> None:
+    _assert_parity(family, False, layout)
 
 
 def test_every_allowed_family_has_a_parity_case() -> None:
