@@ -88,6 +88,11 @@ def dispatch_bytes(site: Site, block: Block, setting: Setting) -> float:
     return site.activation_bytes(setting) * block.mlp.top_k
 
 
+def count_bytes(block: Block) -> float:
+    """Bytes of the numbers of rows for each expert, which a forward exchanges first."""
+    return 8.0 * block.mlp.count if isinstance(block.mlp, Experts) else 0.0
+
+
 def dispatch_s(site: Site, block: Block, setting: Setting) -> float:
     """Dispatch and combine: two all-to-alls a pass."""
     size_bytes = dispatch_bytes(site, block, setting)

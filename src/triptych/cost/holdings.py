@@ -9,6 +9,12 @@ from triptych.cost.shard import LocalOperator
 from triptych.model.model import Block
 
 
+_PARTIAL = frozenset(
+    {"qk_norm", "router", "shared_gate", "q_down", "q_norm", "kv_down", "kv_norm"}
+)
+"""Replicated weights inside a tensor-parallel region."""
+
+
 class Holdings(NamedTuple):
     """Parameter elements on the slowest rank.
 
@@ -44,7 +50,7 @@ def holdings(
             continue
         dense += op.weight_elements
         replicated += op.weight_elements if op.is_replicated else 0
-        partial += op.weight_elements if op.operator.name == "qk_norm" else 0
+        partial += op.weight_elements if op.operator.name in _PARTIAL else 0
     copied = 0
     if block is not None and not block.attention.latent and tensor > block.attention.kv_heads:
         copied = 2 * block.attention.head_dim * (hidden + int(block.attention.qkv_bias))

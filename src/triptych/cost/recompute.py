@@ -32,20 +32,20 @@ def repeated_halves(model: Model, block: Block, setting: Setting) -> int:
     if setting.recompute != "full":
         return 0
     all_of_them = HALVES * regions(block)
-    if not _stops_early(model, block):
+    if not _ends_in_sum(model, block):
         return all_of_them
     return all_of_them - (1 if setting.sequence_parallel else HALVES)
 
 
-def _stops_early(model: Model, block: Block) -> bool:
-    """True if nothing behind the MLP's last product is kept for the backward."""
-    return isinstance(block.mlp, Mlp) and not model.dropout and not block.ends_in_norm
+def _ends_in_sum(model: Model, block: Block) -> bool:
+    """True if nothing behind the sum over tensor ranks is kept for the backward."""
+    return not model.dropout and not block.ends_in_norm
 
 
 def _unneeded(model: Model, block: Block, local: tuple[LocalOperator, ...]) -> int:
     """Operators at the end of a layer whose results the backward does not need."""
-    if not _stops_early(model, block):
-        return 0
+    if not _ends_in_sum(model, block) or not isinstance(block.mlp, Mlp):
+        return 0  # the weighted sum over a token's experts keeps what they made
     names = [op.operator.name for op in local]
     return len(names) - names.index("mlp_down")
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from triptych.cost.collectives import all_reduce_bytes, gather_bytes
 from triptych.cost.exchange import (
     HALVES,
+    count_bytes,
     dispatch_bytes,
     halves_bytes,
     norm_sum_bytes,
@@ -61,7 +62,8 @@ def layer_traffic(
     return Traffic(
         tensor=halves_bytes(site, setting, halves) + passes * sums,
         context=(passes + 1) * ring,
-        expert=passes * 2 * dispatched,
+        expert=passes * 2 * dispatched
+        + (passes - 1) * gather_bytes(setting.expert, count_bytes(block)),
     )
 
 

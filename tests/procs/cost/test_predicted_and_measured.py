@@ -88,6 +88,26 @@ def test_ranks_of_every_family_send_the_bytes_that_are_predicted(
     _compare(Plan.uniform(4, tp=2, **settings), config)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dp": 2, "ep": 2},
+        {"dp": 4, "ep": 2, "zero": 1, "recompute": "full"},
+        {"dp": 4, "ep": 2, "zero": 3},
+        {"dp": 4, "ep": 2, "zero": 3, "hybrid_shard": 2},
+        {"dp": 2, "ep": 2, "zero": 2, "pp": 2},
+        {"cp": 2, "ep": 2, "tp": 2, "sequence_parallel": True},
+    ],
+    ids=str,
+)
+def test_ranks_that_share_experts_send_the_bytes_that_are_predicted(
+    settings: dict[str, Any],
+) -> None:
+    """Every token visits every expert, so that tokens spread evenly."""
+    config = family_config("qwen3_moe") | {"vocab_size": VOCAB, "num_experts_per_tok": 4}
+    _compare(Plan.uniform(4, **settings), config)
+
+
 def _compare(plan: Plan, config: dict[str, Any]) -> None:
     work = Workload(sequence_length=LENGTH, global_batch=SEQUENCES)
     pricer = Pricer(from_config(config, "tiny"), parse_cluster(f"1x{plan.world_size}xcpu"), work)
