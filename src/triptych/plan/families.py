@@ -128,6 +128,7 @@ class Family:
     )
     joint_norm: str | None = None
     experts: str | None = None  # the child of a layer that holds a router and experts, if it has
+    sigmoid_router: bool = False  # its scores are sigmoids, not a softmax (DeepSeek-V3)
     stored: tuple[tuple[str, str], ...] = ()  # words of the library and those of the hub's disks
     norm_start: float = 1.0  # the value of a fresh norm's weight
     scaled_embedding: bool = False  # the library's embedding module multiplies (Gemma)

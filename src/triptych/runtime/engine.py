@@ -32,6 +32,12 @@ from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.pieces import weight_shards
 from triptych.runtime.data.sharding import Shardings
 from triptych.runtime.data.units import Residence, units_of
+from triptych.runtime.expert.balance import (
+    RouterLog,
+    RouterResult,
+    RouterSettings,
+    require_routable,
+)
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
@@ -46,7 +52,7 @@ from triptych.schedule.generate import build_program
 from triptych.schedule.passes import with_communication
 from triptych.schedule.timeline import Span, Timeline
 
-__all__ = ["Engine", "MicroBatch", "OptimizerSettings", "StepResult"]
+__all__ = ["Engine", "MicroBatch", "OptimizerSettings", "RouterSettings", "StepResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,14 @@ class StepResult:
         """Global gradient norm before clipping; each parameter counts once."""
         return float(self.scalars[1].sqrt())
 
+    @property
+    def router(self) -> RouterResult | None:
+        """Losses of the routers, and what a capacity dropped; None for a model without experts."""
+        if len(self.scalars) == 2:
+            return None
+        aux_loss, z_loss, dropped = self.scalars[2:].tolist()
+        return RouterResult(aux_loss, z_loss, round(dropped))
+
 
 class Engine:
     """A rank's share of a model under a plan, ready to train."""
@@ -88,6 +102,7 @@ class Engine:
         self._split = plan.tp if plan.sequence_parallel else 1
         self._unit = self._split * (2 * plan.cp if plan.cp > 1 else 1)
         self._recorder = Recorder(mesh.device)
+        self._router_log = RouterLog(mesh.device) if model.experts else None
         self._interpreter = Interpreter(
             {stage.index: stage for stage in stages},
             channels=Channels(placement(plan), forward=mesh.forward, backward=mesh.backward),
@@ -96,6 +111,7 @@ class Engine:
             dtype=torch_dtype(plan.precision.parameter),
             hidden=model.hidden,
             sequence_split=self._split,
+            router_log=self._router_log,
         )
 
     @classmethod
@@ -107,15 +123,18 @@ class Engine:
         *,
         seed: int = 0,
         optimizer: OptimizerSettings | None = None,
+        router: RouterSettings | None = None,
     ) -> Engine:
         """Makes this rank's engine from a Hugging Face configuration, weights drawn from `seed`.
 
-        Raises ModelError for a family outside the allow-list.
+        Raises ModelError for a family outside the allow-list, PlanError for a capacity that the
+        plan cannot keep.
         """
         model = from_config(config, name=str(config.get("_name_or_path") or "model"))
+        require_routable(plan, router)
         deferral = Deferral()
         stages = [
-            StageModule(_causal_lm(config, plan), model, plan, mesh, index, deferral)
+            StageModule(_causal_lm(config, plan), model, plan, mesh, index, deferral, router)
             for index in stages_of_rank(plan, mesh.coordinates.pp)
         ]
         slots = collect_slots(stages, model, plan, mesh)
@@ -158,9 +177,16 @@ class Engine:
         loss, tokens = self.gradients(microbatches)
         with self._recorder.span("optimizer"):
             squared = self.optimizer.squared_norm()
-            scalars = self.mesh.world.all_reduce(torch.stack((loss, squared)))
+            scalars = self.mesh.world.all_reduce(self._scalars(loss, squared))
             self.optimizer.step(learning_rate, scalars[1].sqrt())
         return StepResult(scalars, tokens, self._times(), self._bytes())
+
+    def _scalars(self, loss: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
+        """This rank's parts of what a step tells; they add up over all ranks."""
+        scalars = torch.stack((loss, squared))
+        if self._router_log is None:
+            return scalars
+        return torch.cat((scalars, self._router_log.total()))
 
     def gradients(self, microbatches: Sequence[MicroBatch]) -> tuple[torch.Tensor, int]:
         """Leaves global gradients in the buckets; this rank's part of the loss, and the tokens.
@@ -170,6 +196,8 @@ class Engine:
         prepared, tokens = self._prepare(microbatches)
         self._set_training(True)
         self.buckets.begin_step()
+        if self._router_log is not None:
+            self._router_log.begin()
         losses = self._interpreter.run(
             self._actions(len(prepared)),
             prepared,

@@ -112,7 +112,8 @@ class StrictCommunicator(Communicator):
         work = super()._launch_receive(private, rank)
 
         def acknowledge() -> None:
-            self._acks = [dist.isend(torch.ones(1), rank, group=self._group, tag=_ACK)]
+            # The sender has posted its receive: this cannot block, and must not be dropped unsent.
+            dist.isend(torch.ones(1), rank, group=self._group, tag=_ACK).wait()
 
         return _Receive(work, private, out, acknowledge)
 

@@ -20,6 +20,7 @@ from triptych.model.model import Model
 from triptych.plan.families import Family, family_of
 from triptych.plan.plan import Plan, part
 from triptych.runtime.attention import CONTEXT
+from triptych.runtime.expert.balance import ROUTED, Balancer, Routed, RouterSettings
 from triptych.runtime.expert.experts import experts_of
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.recompute import recompute_layer
@@ -71,6 +72,7 @@ class StageModule(nn.Module):
         mesh: Mesh,
         index: int,
         deferral: Deferral,
+        router: RouterSettings | None = None,
     ) -> None:
         super().__init__()
         stage = plan.stages[index]
@@ -87,6 +89,7 @@ class StageModule(nn.Module):
         self._tensor = mesh.tensor
         self._context = mesh.context
         self._expert = mesh.expert
+        self._router = router or RouterSettings()
         self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
         start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
         self._vocabulary = Vocabulary(start, stop, mesh.tensor)
@@ -101,9 +104,8 @@ class StageModule(nn.Module):
             replace_linears(self.causal_lm, deferral, recurse=False)
         for index in layers:
             layer = self._trunk.get_submodule(f"{family.layers}.{index}")
-            experts = experts_of(layer, family)
-            if experts is not None:
-                experts.keep(self._expert)
+            if experts_of(layer, family) is not None:
+                self._divide_experts(layer, index)
             if self._tensor.size > 1:
                 pack(layer, family)
             replace_linears(layer, deferral)
@@ -114,6 +116,21 @@ class StageModule(nn.Module):
                 setattr(layer.get_submodule(family.attention), CONTEXT, self._context)
             if self._recompute == "full":
                 recompute_layer(layer)
+
+    def _divide_experts(self, layer: nn.Module, index: int) -> None:
+        """Leaves this rank's experts in a layer and balances its router."""
+        experts = experts_of(layer, self._family)
+        assert experts is not None and self._family.experts is not None
+        experts.keep(self._expert)
+        balancer = Balancer(
+            index,
+            self._router,
+            self.causal_lm.config,
+            is_sigmoid=self._family.sigmoid_router,
+            tensor=self._tensor,
+            context=self._context,
+        )
+        balancer.attach(layer, layer.get_submodule(f"{self._family.experts}.gate"))
 
     def to_device(self, device: torch.device) -> None:
         """Moves the rotary frequencies; parameters are allocated where they belong."""
@@ -138,11 +155,12 @@ class StageModule(nn.Module):
         received_BsH: torch.Tensor | None = None,
         positions_S: torch.Tensor | None = None,
         cache: Any = None,
+        routed: Routed | None = None,
     ) -> torch.Tensor:
         """Runs the stage: token ids or received hidden states to hidden states [B, s, H].
 
         On the last stage they are normalised. Positions follow the `cache`, the library's
-        key/value cache, unless they are given.
+        key/value cache, unless they are given. `routed` is what routers have to know in training.
         """
         if positions_S is None:
             past = cache.get_seq_length() if cache is not None else 0
@@ -154,11 +172,13 @@ class StageModule(nn.Module):
             self._entry.received = received_BsH
             # Only its shape, type and device are looked at: it occupies one element.
             embedded_BsH = received_BsH.new_zeros(1, 1, 1).expand(received_BsH.shape)
+        more = {} if routed is None else {ROUTED: routed}
         output = self._trunk(
             inputs_embeds=embedded_BsH,
             position_ids=positions_S[None],
             cache=cache,
             use_cache=cache is not None,
+            **more,
         )
         hidden: torch.Tensor = output.last_hidden_state
         return hidden

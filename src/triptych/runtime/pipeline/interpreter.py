@@ -17,6 +17,7 @@ import torch
 
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.comm import Pending
+from triptych.runtime.expert.balance import Routed, RouterLog
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.record import Recorder
 from triptych.runtime.tensor.linear import Deferral
@@ -75,6 +76,7 @@ class Interpreter:
         deferral: keeps weight gradients between actions I and W.
         recorder: gets one span per computation and per wait.
         dtype, hidden, sequence_split: of the hidden states that travel, [B, S/split, H].
+        router_log: what routers leave; None for a model without experts.
     """
 
     def __init__(
@@ -87,11 +89,13 @@ class Interpreter:
         dtype: torch.dtype,
         hidden: int,
         sequence_split: int,
+        router_log: RouterLog | None = None,
     ) -> None:
         self._stages = stages
         self._channels = channels
         self._deferral = deferral
         self._recorder = recorder
+        self._router_log = router_log
         self._dtype, self._hidden, self._split = dtype, hidden, sequence_split
         self._do: dict[Kind, Callable[[_Step, Key], None]] = {
             Kind.F: self._forward,
@@ -137,13 +141,19 @@ class Interpreter:
         if received is not None and torch.is_grad_enabled():
             received.requires_grad_()
         with self._recorder.span(f"{key[0]}F{key[1]}"):
-            output = stage(microbatch.input_ids, received, microbatch.positions)
+            routed = self._follow(microbatch, step.scale)
+            output = stage(microbatch.input_ids, received, microbatch.positions, routed=routed)
             if stage.is_last:
                 output = stage.loss(output, microbatch.labels, step.scale)
                 step.losses[key[1]] = output.detach()
         step.in_flight[key] = _InFlight(received, output)
         if key[0] + 1 in self._stages:
             step.handed[Kind.RECV_F, (key[0] + 1, key[1])] = output.detach()
+
+    def _follow(self, microbatch: MicroBatch, scale: float | torch.Tensor) -> Routed | None:
+        if self._router_log is None or not torch.is_grad_enabled():
+            return None
+        return self._router_log.follow(microbatch.labels, scale)
 
     def _backward(self, step: _Step, key: Key) -> None:
         gradient = self._arrived(step, Kind.RECV_B, key)
