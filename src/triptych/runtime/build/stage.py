@@ -130,7 +130,8 @@ class StageModule(nn.Module):
             tensor=self._tensor,
             context=self._context,
         )
-        balancer.attach(layer, layer.get_submodule(f"{self._family.experts}.gate"))
+        attention = layer.get_submodule(self._family.attention)
+        balancer.attach(attention, layer.get_submodule(f"{self._family.experts}.gate"))
 
     def to_device(self, device: torch.device) -> None:
         """Moves the rotary frequencies; parameters are allocated where they belong."""

@@ -133,9 +133,13 @@ class Balancer:
         self._context = context
         self._routed: Routed | None = None
 
-    def attach(self, layer: nn.Module, router: nn.Module) -> None:
-        """From now on the layer's router is balanced in training."""
-        layer.register_forward_pre_hook(self._take, with_kwargs=True)
+    def attach(self, attention: nn.Module, router: nn.Module) -> None:
+        """From now on a layer's router is balanced in training.
+
+        The layer hands what it is told to its attention, which comes first, and does so again when
+        it is recomputed: hooks of the layer itself do not run then.
+        """
+        attention.register_forward_pre_hook(self._take, with_kwargs=True)
         router.register_forward_hook(self._balance)
 
     def _take(self, _: nn.Module, __: Any, kwargs: Mapping[str, Any]) -> None:
