@@ -8,10 +8,7 @@ from typing import NamedTuple
 from triptych.cost.shard import LocalOperator
 from triptych.model.model import Block
 
-
-_PARTIAL = frozenset(
-    {"qk_norm", "router", "shared_gate", "q_down", "q_norm", "kv_down", "kv_norm"}
-)
+_PARTIAL = frozenset({"qk_norm", "router", "shared_gate", "q_down", "q_norm", "kv_down", "kv_norm"})
 """Replicated weights inside a tensor-parallel region."""
 
 

@@ -79,6 +79,7 @@ _SEPARATE_QKV = {
     **_rows("self_attn.o_proj", Split.QUERY),
 }
 
+
 def _gated(name: str, split: Split) -> dict[str, Rule]:
     """A gated MLP, or one of many experts."""
     return {

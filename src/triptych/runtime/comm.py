@@ -266,9 +266,7 @@ class Communicator:
     def _launch_uneven_all_to_all(
         self, out: torch.Tensor, tensor: torch.Tensor, arriving: list[int], sent: list[int]
     ) -> Any:
-        return dist.all_to_all_single(
-            out, tensor, arriving, sent, group=self._group, async_op=True
-        )
+        return dist.all_to_all_single(out, tensor, arriving, sent, group=self._group, async_op=True)
 
     def _launch_send(self, tensor: torch.Tensor, rank: int) -> Any:
         return dist.isend(tensor, rank, group=self._group)

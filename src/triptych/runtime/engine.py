@@ -32,12 +32,7 @@ from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.pieces import weight_shards
 from triptych.runtime.data.sharding import Shardings
 from triptych.runtime.data.units import Residence, units_of
-from triptych.runtime.expert.balance import (
-    RouterLog,
-    RouterResult,
-    RouterSettings,
-    require_routable,
-)
+from triptych.runtime.expert.balance import RouterLog, RouterResult, RouterSettings
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
@@ -52,7 +47,14 @@ from triptych.schedule.generate import build_program
 from triptych.schedule.passes import with_communication
 from triptych.schedule.timeline import Span, Timeline
 
-__all__ = ["Engine", "MicroBatch", "OptimizerSettings", "RouterSettings", "StepResult"]
+__all__ = [
+    "Engine",
+    "MicroBatch",
+    "OptimizerSettings",
+    "RouterResult",
+    "RouterSettings",
+    "StepResult",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,12 @@ class Engine:
     ) -> Engine:
         """Makes this rank's engine from a Hugging Face configuration, weights drawn from `seed`.
 
-        Raises ModelError for a family outside the allow-list, PlanError for a capacity that the
-        plan cannot keep.
+        Raises ModelError for a family outside the allow-list, PlanError for settings of
+        routers that model or plan cannot have.
         """
         model = from_config(config, name=str(config.get("_name_or_path") or "model"))
-        require_routable(plan, router)
+        router = router or RouterSettings()
+        router.require_possible(plan, model)
         deferral = Deferral()
         stages = [
             StageModule(_causal_lm(config, plan), model, plan, mesh, index, deferral, router)

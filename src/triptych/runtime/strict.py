@@ -113,7 +113,7 @@ class StrictCommunicator(Communicator):
 
         def acknowledge() -> None:
             # The sender has posted its receive: this cannot block, and must not be dropped unsent.
-            dist.isend(torch.ones(1), rank, group=self._group, tag=_ACK).wait()
+            dist.send(torch.ones(1), rank, group=self._group, tag=_ACK)
 
         return _Receive(work, private, out, acknowledge)
 

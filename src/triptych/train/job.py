@@ -183,6 +183,28 @@ class Optimizer(Section):
         return self
 
 
+class Moe(Section):
+    """Routers of a mixture of experts."""
+
+    aux_loss: AtLeastZero | None = Field(
+        default=None,
+        description="Coefficient of the load-balancing loss, which is 1 a layer if tokens spread "
+        "evenly over experts. Default: `router_aux_loss_coef` of the model's config if that sets "
+        "`output_router_logits`, else 0.",
+        examples=["0.01"],
+    )
+    z_loss: AtLeastZero = Field(
+        default=0.0,
+        description="Coefficient of the mean squared log-sum-exp of the router's logits.",
+    )
+    capacity_factor: Positive | None = Field(
+        default=None,
+        description="An expert takes at most this times its even share of a sequence's tokens, the "
+        "first ones; the others pass it by and are counted in `metrics.jsonl` as `dropped_tokens`. "
+        "Default: none are dropped.",
+    )
+
+
 class Checkpoint(Section):
     """When to save, and where to go on."""
 
@@ -234,6 +256,7 @@ class Job(Section):
     data: Data
     train: Train
     optimizer: Optimizer = Optimizer()
+    moe: Moe = Moe()
     checkpoint: Checkpoint = Checkpoint()
     parallel: Parallel = Parallel()
 

@@ -35,6 +35,8 @@ FOREIGN_NAMES = {
     "gradient_accumulation_steps": "train.accumulation",
     "seq_len": "data.sequence_length",
     "max_grad_norm": "optimizer.clip_norm",
+    "router_aux_loss_coef": "moe.aux_loss",
+    "router_z_loss_coef": "moe.z_loss",
     "save_every": "checkpoint.every",
     "dtype": "parallel.precision",
     "tensor_parallel": "parallel.plan",

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from triptych.errors import RunError
-from triptych.runtime.engine import MicroBatch
+from triptych.runtime.engine import MicroBatch, RouterResult
 from triptych.schedule.timeline import Timeline
 from triptych.train.data import Arrays, EvaluationData, TrainingData
 from triptych.train.learning_rate import LearningRate
@@ -43,6 +43,10 @@ class Step(Protocol):
     @property
     def tokens(self) -> int:
         """Trained tokens of the global batch."""
+
+    @property
+    def router(self) -> RouterResult | None:
+        """Losses of routers, dropped tokens; None without experts."""
 
     @property
     def time_s(self) -> Mapping[str, float]:
@@ -201,6 +205,7 @@ class Loop:
             time_s=result.time_s,
             bytes_sent=result.bytes_sent,
             memory_bytes=self._memory.largest_bytes(),
+            router=result.router._asdict() if result.router is not None else None,
         )
 
     def _require_finite(self, record: StepRecord) -> None:

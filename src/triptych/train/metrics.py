@@ -25,6 +25,7 @@ class StepRecord(NamedTuple):
     time_s: Mapping[str, float]  # of rank 0, by term of the prediction
     bytes_sent: Mapping[str, int]  # by rank 0, by mesh axis
     memory_bytes: int  # peak of the largest rank, as far as known
+    router: Mapping[str, float] | None = None  # of a model with experts: losses, dropped tokens
 
     @property
     def tokens_per_s(self) -> float:
@@ -59,6 +60,7 @@ class Metrics:
     def step(self, record: StepRecord) -> None:
         """Appends a step."""
         values = record._asdict()
+        values.update(values.pop("router") or {})
         values["tokens_per_s"] = record.tokens_per_s
         values["plan"] = self._plan
         self._append(values)

@@ -19,6 +19,7 @@ from triptych.plan.batch import RULE
 from triptych.plan.launch import degrees, launch_problem
 from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
+from triptych.plan.routing import routing_problems
 from triptych.plan.rules import unrunnable, verify
 from triptych.plan.short import parse_plan, precision, read_words
 from triptych.plan.toml import read_plan
@@ -94,6 +95,8 @@ def _searched(
     if not found:
         raise PlanError(problems or _no_share(job, cluster))
     best = min(found, key=lambda f: f.step_time_s)
+    if problems := _routing(job, best.plan, model):
+        raise PlanError(problems)
     unit = (job.train.microbatch or 1) * (job.train.accumulation or 1)
     return Choice(
         plan=best.plan,
@@ -144,7 +147,15 @@ def _fixed(job: Job) -> dict[str, str]:
         fixed["microbatch"] = str(job.train.microbatch)
     if job.parallel.precision != AUTO:
         fixed["precision"] = job.parallel.precision
+    if job.moe.capacity_factor is not None:
+        fixed.setdefault("cp", "1")  # `routing_problems` says why
     return fixed
+
+
+def _routing(job: Job, plan: Plan, model: Model) -> list[Problem]:
+    has_losses = bool(job.moe.aux_loss or job.moe.z_loss)
+    factor = job.moe.capacity_factor
+    return list(routing_problems(plan, model, has_losses=has_losses, capacity_factor=factor))
 
 
 # --- a plan of the user's -----------------------------------------------------------------------
@@ -170,6 +181,7 @@ def _named(job: Job, model: Model, place: Place | None, workload: Workload) -> C
     told = {problem.rule for problem in problems}  # the batch equation is told once
     problems += [p for p in verify(plan, model, cluster, workload) if p.rule not in told]
     problems += [Problem(reason, "a plan runs today") for reason in unrunnable(plan, model)]
+    problems += _routing(job, plan, model)
     if problems:
         raise PlanError(problems)
     fixed = plan.microbatch if job.train.microbatch or "microbatch" in says else 1

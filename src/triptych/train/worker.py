@@ -27,7 +27,7 @@ from triptych.model.hf import from_config
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
 from triptych.plan.toml import read_plan
-from triptych.runtime.engine import Engine, OptimizerSettings
+from triptych.runtime.engine import Engine, OptimizerSettings, RouterSettings
 from triptych.runtime.mesh import Mesh
 from triptych.train import environment
 from triptych.train.checkpoints import Checkpoints, Stream
@@ -171,6 +171,7 @@ class _Rank:
             mesh,
             seed=self._job.train.seed,
             optimizer=optimizer_settings(self._job),
+            router=router_settings(self._job),
         )
         reporter = make_reporter(self._rank, self._job.train.steps, self._job.train.log_every)
         try:
@@ -255,6 +256,15 @@ def optimizer_settings(job: Job) -> OptimizerSettings:
         eps=job.optimizer.eps,
         weight_decay=job.optimizer.weight_decay,
         clip_norm=job.optimizer.clip_norm,
+    )
+
+
+def router_settings(job: Job) -> RouterSettings:
+    """The settings of a job's routers."""
+    return RouterSettings(
+        aux_loss=job.moe.aux_loss,
+        z_loss=job.moe.z_loss,
+        capacity_factor=job.moe.capacity_factor,
     )
 
 

@@ -31,6 +31,7 @@ class Step:
     loss: float
     grad_norm: float
     tokens: int
+    router: None = None
     time_s: Mapping[str, float] = field(default_factory=dict)
     bytes_sent: Mapping[str, int] = field(default_factory=dict)
 

@@ -74,9 +74,7 @@ def test_the_router_gradient_has_the_coefficient_times_that_of_the_loss(layout: 
         assert once.abs().max() > 1e-4
         torch.testing.assert_close(twice, 2 * once, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(bare, plain[0][name], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(
-            once, expected[0][name] - plain[0][name], rtol=1e-5, atol=1e-6
-        )
+        torch.testing.assert_close(once, expected[0][name] - plain[0][name], rtol=1e-5, atol=1e-6)
     assert one["router"].aux_loss == pytest.approx(expected[1], rel=1e-5)
     assert two["router"].aux_loss == pytest.approx(2 * expected[1], rel=1e-5)
     assert none["router"].aux_loss == 0.0

@@ -20,7 +20,7 @@ SEQUENCES, EXPERTS, LAYERS = 4, 4, 2
 
 def _stock_loss(weights: dict[str, torch.Tensor], length: int, kept: int) -> tuple[float, Any]:
     """The stock model in which only the first `kept` tokens of a sequence see experts."""
-    model, parameters = stock(CONFIG, weights)
+    model, _ = stock(CONFIG, weights)
 
     def drop(_: Any, __: Any, output_BSH: torch.Tensor) -> torch.Tensor:
         return output_BSH * (torch.arange(length) < kept)[:, None]

@@ -58,9 +58,7 @@ def qwen2_moe(keys: ConfigKeys) -> Model:
     first = keys.count("max_window_layers", default=28, minimum=0)
     slides = keys.flag("use_sliding_window")
     window = keys.optional_count("sliding_window", default=4096) if slides else None
-    windows = layer_windows(
-        keys, trunk, window, lambda index: index % 2 == 0 and index < first
-    )
+    windows = layer_windows(keys, trunk, window, lambda index: index % 2 == 0 and index < first)
     attention = grouped(keys, trunk, kv_heads=16, qkv_bias=keys.flag("qkv_bias", True))
     experts = Experts(
         count=keys.count("num_experts", "num_local_experts", default=60),

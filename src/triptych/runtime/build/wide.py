@@ -1,4 +1,4 @@
-"""Norms and routers in fp64. The library's round to fp32 inside, which would hide an exact proof."""
+"""Norms and routers in fp64: the library's round to fp32, which would hide an exact proof."""
 
 from __future__ import annotations
 

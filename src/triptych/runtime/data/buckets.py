@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from triptych.runtime.data.bucket import Bucket
-from triptych.runtime.data.sharding import Sharding, Shardings
+from triptych.runtime.data.sharding import Shardings
 from triptych.runtime.data.slot import Slot
 from triptych.runtime.tensor.linear import Linear
 

@@ -27,8 +27,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from triptych.errors import PlanError, Problem
+from triptych.errors import PlanError
+from triptych.model.model import Model
 from triptych.plan.plan import Plan
+from triptych.plan.routing import routing_problems
 from triptych.runtime.comm import Communicator
 from triptych.runtime.tensor.loss import IGNORED
 
@@ -47,21 +49,23 @@ class RouterSettings:
     z_loss: float = 0.0
     capacity_factor: float | None = None
 
+    def require_possible(self, plan: Plan, model: Model) -> None:
+        """Returns if a model has routers and a plan allows it. Raises PlanError otherwise."""
+        problems = routing_problems(
+            plan,
+            model,
+            has_losses=bool(self.aux_loss or self.z_loss),
+            capacity_factor=self.capacity_factor,
+        )
+        if found := list(problems):
+            raise PlanError(found)
+
     def aux_coefficient(self, config: Any) -> float:
         """The coefficient of load balancing for a model of the library."""
         if self.aux_loss is not None:
             return self.aux_loss
         applies = getattr(config, "output_router_logits", False)
         return float(getattr(config, "router_aux_loss_coef", 0.0)) if applies else 0.0
-
-
-def require_routable(plan: Plan, settings: RouterSettings | None) -> None:
-    """Returns if a plan can keep the settings. Raises PlanError with what would work."""
-    factor = None if settings is None else settings.capacity_factor
-    if factor is not None and plan.cp > 1:
-        rule = "an expert takes the first tokens of a sequence, which one rank must hold whole"
-        what = f"capacity_factor = {factor} with cp={plan.cp}"
-        raise PlanError(Problem(what, rule, "cp=1, or no capacity_factor: nothing is dropped then"))
 
 
 class RouterResult(NamedTuple):

@@ -34,8 +34,8 @@ class Exchange:
         ones = [1] * self._comm.size
         sent_re = count_E.view(self._comm.size, self._held)
         arriving_re = self._comm.all_to_all(sent_re, ones, ones)
-        tables = torch.stack((sent_re, arriving_re)).tolist()  # the host waits here
-        return Routes(self._comm, *tables, device=count_E.device)
+        sent, arriving = torch.stack((sent_re, arriving_re)).tolist()  # the host waits here
+        return Routes(self._comm, sent, arriving, count_E.device)
 
 
 class Routes:

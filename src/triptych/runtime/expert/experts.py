@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from triptych.model.model import Model
 from triptych.plan.families import Family
 from triptych.plan.layout import expert_range
 from triptych.runtime.comm import Communicator
@@ -85,7 +84,7 @@ class Experts(nn.Module):
 
     def _run(self, rows_NH: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Rows ordered by expert through the experts of this rank; `counts` of each."""
-        parts = zip(self._modules.values(), rows_NH.split(counts), strict=True)
+        parts = zip(self._modules.values(), torch.split(rows_NH, counts), strict=True)
         return torch.cat([expert(part) for expert, part in parts if expert is not None])
 
 
