@@ -9,6 +9,7 @@ import torch
 from layouts import tiny_config
 from transformers import (  # noqa: F401  (lazy modules: loaded once here, not once a rank)
     CohereForCausalLM,
+    DeepseekV3ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Glm4ForCausalLM,
@@ -188,7 +189,41 @@ FAMILIES |= {
     },
     "olmoe": {**SMALL, "model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
 }
-EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "qwen2_moe", "olmoe")
+LATENT = {
+    **SMALL,
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+FAMILIES |= {
+    "deepseek_v3": {
+        **LATENT,
+        "q_lora_rank": 24,
+        "n_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek_v3 plain queries": {
+        **LATENT,
+        "q_lora_rank": None,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 2,
+        "norm_topk_prob": False,
+        "rope_interleave": False,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+}
+EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "deepseek_v3")
 MHA_FAMILIES = ("gpt_neox", "gpt2")
 GROUPED_FAMILIES = (
     "llama",
@@ -205,10 +240,12 @@ GROUPED_FAMILIES = (
     *EXPERT_FAMILIES,
 )
 UNEVEN: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3},
     **{name: {"hidden_size": 48, "num_attention_heads": 3} for name in MHA_FAMILIES},
     **{
         name: {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
         for name in GROUPED_FAMILIES
+        if name != "deepseek_v3"
     },
 }
 

@@ -25,6 +25,7 @@ from transformers import (  # noqa: F401  (lazy modules: loaded once here, not o
     AutoConfig,
     AutoModelForCausalLM,
     CohereForCausalLM,
+    DeepseekV3ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Glm4ForCausalLM,

@@ -27,7 +27,7 @@ from triptych.checkpoint.safe import TORCH_DTYPES, Entry, Reader, write_safetens
 from triptych.errors import CheckpointError, Problem, RunError, nearest
 from triptych.plan.families import FAMILIES, Family, family_of
 from triptych.plan.layout import layer_of
-from triptych.runtime.build.zoo import skeleton
+from triptych.runtime.build.zoo import skeleton, stored_buffers
 from triptych.runtime.shard import Shard
 
 _METADATA = {"format": "pt", "made_by": "triptych export"}
@@ -101,7 +101,8 @@ def exported_tensors(
     for kind in ("weight", "master"):
         for (stored_kind, name), tensor in index.tensors.items():
             if stored_kind == kind:
-                found.setdefault(name, tensor._replace(dtype=dtype or tensor.dtype))
+                asked = None if family.is_buffer(name) else dtype
+                found.setdefault(name, tensor._replace(dtype=asked or tensor.dtype))
     return {name: found[name] for name in sorted(found, key=partial(_model_order, family))}
 
 
@@ -120,9 +121,9 @@ def _model_order(family: Family, name: str) -> tuple[int, int, str]:
 def _require_model(source: Path, config: Mapping[str, Any], tensors: Mapping[str, Logical]) -> None:
     """Names and shapes are those of the model that the stock library builds from the config."""
     family = family_of(str(config.get("model_type")))
-    expected = {
-        family.logical_name(name): tuple(p.shape) for name, p in skeleton(config).named_parameters()
-    }
+    model = skeleton(config)
+    named = {family.logical_name(name): p for name, p in model.named_parameters()}
+    expected = {name: tuple(t.shape) for name, t in (named | stored_buffers(model)).items()}
     problems = [Problem(f"{source} lacks {name}") for name in expected if name not in tensors]
     for name, tensor in tensors.items():
         if name not in expected:

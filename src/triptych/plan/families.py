@@ -67,7 +67,7 @@ def _rows(name: str, split: Split, transposed: bool = False) -> dict[str, Rule]:
 
 
 def _whole(*names: str, partial: bool = False) -> dict[str, Rule]:
-    """Norms: replicated."""
+    """Norms, and what else is replicated."""
     rule = Rule(_NONE, partial=partial)
     return {f"{name}.{kind}": rule for name in names for kind in ("weight", "bias")}
 
@@ -130,6 +130,7 @@ class Family:
     joint_norm: str | None = None
     experts: str | None = None  # the child of a layer that holds a router and experts, if it has
     sigmoid_router: bool = False  # its scores are sigmoids, not a softmax (DeepSeek-V3)
+    buffers: tuple[str, ...] = ()  # tensors below a layer that are stored but never trained
     stored: tuple[tuple[str, str], ...] = ()  # words of the library and those of the hub's disks
     norm_start: float = 1.0  # the value of a fresh norm's weight
     scaled_embedding: bool = False  # the library's embedding module multiplies (Gemma)
@@ -138,6 +139,10 @@ class Family:
     logit_factor: str | None = None  # the config's name of what logits are multiplied by
     logit_divisor: str | None = None  # ... and of what they are divided by
     logit_softcap: str | None = None  # ... and of the c in c x tanh(logits / c)
+
+    def is_buffer(self, name: str) -> bool:
+        """True for the name of a tensor that is stored but never trained."""
+        return name.endswith(self.buffers)
 
     def name_of(self, part: str) -> str:
         """The stored name of a part of the trunk: `model.embed_tokens.weight`."""
@@ -279,6 +284,32 @@ _OLMOE = Family(
     rules={**_SEPARATE_QKV, **_TWO_NORMS, **_SPLIT_HEAD_NORMS, **_EXPERTS},
     wide_head_norm=True,
 )
+# Latents and the one rotary key are whole on every rank, for the heads of each.
+_LATENT = {
+    **_whole(
+        "self_attn.q_a_proj",
+        "self_attn.q_a_layernorm",
+        "self_attn.kv_a_proj_with_mqa",
+        "self_attn.kv_a_layernorm",
+        partial=True,
+    ),
+    **_columns("self_attn.q_proj", *_QUERY),
+    **_columns("self_attn.q_b_proj", *_QUERY),
+    **_columns("self_attn.kv_b_proj", *_QUERY),
+    **_rows("self_attn.o_proj", Split.QUERY),
+}
+_DEEPSEEK_V3 = Family(
+    experts="mlp",
+    sigmoid_router=True,
+    buffers=("mlp.gate.e_score_correction_bias",),
+    rules={
+        **_LATENT,
+        **_TWO_NORMS,
+        **_GATED_MLP,
+        **_EXPERTS,
+        **_gated("mlp.shared_experts", Split.SHARED),
+    },
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
@@ -300,6 +331,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": _QWEN3_MOE,
     "qwen2_moe": _QWEN2_MOE,
     "olmoe": _OLMOE,
+    "deepseek_v3": _DEEPSEEK_V3,
 }
 """The families that can be run, by their `model_type`."""
 

@@ -44,8 +44,10 @@ def causal_attention(
     context: Communicator | None = getattr(module, CONTEXT, None)
     if context is not None:
         assert softcap is None and sliding_window is None, "the rules of plans refuse these"
-        ringed = ring_attention(query_BHSD, key_BKTD, value_BKTD, scale, context)
-        return ringed.transpose(1, 2), None
+        width = value_BKTD.shape[-1]  # narrower than keys are with latent attention
+        padded = torch.nn.functional.pad(value_BKTD, (0, key_BKTD.shape[-1] - width))
+        ringed = ring_attention(query_BHSD, key_BKTD, padded, scale, context)
+        return ringed[..., :width].transpose(1, 2), None
     new, total = query_BHSD.shape[2], key_BKTD.shape[2]
     if softcap is not None:
         allowed = _allowed(new, total, sliding_window, query_BHSD.device)

@@ -277,8 +277,11 @@ class Engine:
 
     def shards(self) -> list[Shard]:
         """Everything that a checkpoint holds of this rank: weights, moments, master weights."""
+        at = self.mesh.coordinates
+        is_first = at.tp == at.cp == at.dp == 0
+        buffers = [shard for stage in self.stages for shard in stage.buffer_shards(is_first)]
         weights = [shard for b in self.buckets.buckets for shard in weight_shards(b)]
-        return weights + self.optimizer.shards()
+        return weights + buffers + self.optimizer.shards()
 
     def live_bytes(self) -> LiveBytes:
         """Bytes of the live tensors of the model's state on this rank, by term."""

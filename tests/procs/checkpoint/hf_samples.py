@@ -47,6 +47,9 @@ def stock_model(config: dict[str, Any], seed: int = 0) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+        for name, buffer in model.named_buffers():
+            if name in model.state_dict():  # the biases of DeepSeek-V3's routers
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model
 
 

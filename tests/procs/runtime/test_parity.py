@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,7 @@ def _stock(config: dict[str, Any]) -> Reference:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
+    _bend_choices(model.named_buffers())
     rows = batch_of(0, 4, 24, config["vocab_size"])
     ids, labels = (torch.stack([row[i] for row in rows]) for i in (0, 1))
     logits = model(input_ids=ids).logits
@@ -59,6 +61,15 @@ def _stock(config: dict[str, Any]) -> Reference:
     return Reference(float(loss.detach()), gradients, weights)
 
 
+def _bend_choices(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Gives the biases of routers, which are no parameters, values that matter."""
+    for name, tensor in tensors:
+        if name.endswith("e_score_correction_bias"):
+            tensor.copy_(
+                torch.linspace(-0.2, 0.3, len(tensor))[torch.arange(len(tensor)) * 3 % len(tensor)]
+            )
+
+
 @functools.cache
 def _reference(family: str, uneven: bool) -> Reference:
     return run_ranks(1, _stock, family_config(family, uneven))[0]
@@ -67,6 +78,7 @@ def _reference(family: str, uneven: bool) -> Reference:
 def _ours(plan: Plan, config: dict[str, Any]) -> Any:
     """Loss, gradients and weights of this rank: (name, box, values)."""
     engine = make_engine(plan, config)
+    _bend_choices((shard.name, shard.tensor) for shard in engine.shards())
     rows = batch_of(0, 4, 24, config["vocab_size"])
     microbatches = split(rows, plan, engine.mesh.coordinates.dp)
     part, _ = engine.gradients(microbatches)

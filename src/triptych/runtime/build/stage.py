@@ -20,10 +20,12 @@ from triptych.model.model import Model
 from triptych.plan.families import Family, family_of
 from triptych.plan.plan import Plan, part
 from triptych.runtime.attention import CONTEXT
+from triptych.runtime.build.zoo import stored_buffers
 from triptych.runtime.expert.balance import ROUTED, Balancer, Routed, RouterSettings
 from triptych.runtime.expert.experts import experts_of
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.recompute import recompute_layer
+from triptych.runtime.shard import Shard
 from triptych.runtime.tensor.functions import enter_region
 from triptych.runtime.tensor.linear import Deferral, Linear, replace_linears
 from triptych.runtime.tensor.loss import Bending, Vocabulary, cross_entropy
@@ -134,9 +136,30 @@ class StageModule(nn.Module):
         balancer.attach(attention, layer.get_submodule(f"{self._family.experts}.gate"))
 
     def to_device(self, device: torch.device) -> None:
-        """Moves the rotary frequencies; parameters are allocated where they belong."""
+        """Moves or makes buffers: frequencies, and those that are loaded.
+
+        Parameters are allocated where they belong.
+        """
         if self._family.rotary is not None:
             self._trunk.get_submodule(self._family.rotary).to(device)
+        for module in self.causal_lm.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_meta:
+                    setattr(module, name, torch.zeros_like(buffer, device=device))
+
+    def buffer_shards(self, saved: bool) -> list[Shard]:
+        """What the stage holds that is stored but not trained; the same on all of its ranks."""
+        return [
+            Shard(
+                kind="weight",
+                name=name,
+                shape=tuple(buffer.shape),
+                box=tuple((0, size) for size in buffer.shape),
+                tensor=buffer,
+                saved=saved,
+            )
+            for name, buffer in stored_buffers(self.causal_lm).items()
+        ]
 
     @property
     def initializer_range(self) -> float:

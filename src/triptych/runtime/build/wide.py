@@ -34,7 +34,7 @@ class WideRMSNorm(nn.Module):
 
 
 class WideRouter(nn.Module):
-    """The likeliest experts by a softmax over all; weights add up to one if `normalizes`."""
+    """The likeliest experts by a softmax over all; their weights add up to one if it normalizes."""
 
     def __init__(self, router: Any) -> None:
         super().__init__()
@@ -51,6 +51,36 @@ class WideRouter(nn.Module):
         return logits, weights, experts
 
 
+class WideGroupRouter(nn.Module):
+    """Experts by biased sigmoid scores, within the best groups (DeepSeek-V3, sec. 2.1.2).
+
+    A group's score is the sum of its two best; weights are scores without the bias.
+    """
+
+    def __init__(self, router: Any) -> None:
+        super().__init__()
+        self.weight: torch.Tensor = router.weight
+        self.e_score_correction_bias: torch.Tensor
+        self.register_buffer("e_score_correction_bias", router.e_score_correction_bias)
+        self._top_k: int = router.top_k
+        self._groups, self._best_groups = int(router.num_group), int(router.topk_group)
+        self._normalizes, self._factor = router.norm_topk_prob, router.routed_scaling_factor
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[..., H] to logits [T, E], weights [T, K] and experts [T, K]."""
+        logits = functional.linear(x.flatten(0, -2), self.weight)
+        scores_TE = logits.sigmoid()
+        biased_TGe = (scores_TE + self.e_score_correction_bias).unflatten(1, (self._groups, -1))
+        best_T = biased_TGe.topk(2).values.sum(-1).topk(self._best_groups).indices
+        allowed_TG1 = torch.zeros_like(biased_TGe[..., :1], dtype=torch.bool)
+        allowed_TG1.scatter_(1, best_T[..., None], True)
+        chosen = biased_TGe.masked_fill(~allowed_TG1, float("-inf")).flatten(1).topk(self._top_k)
+        weights = scores_TE.gather(1, chosen.indices)
+        if self._normalizes:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return logits, weights * self._factor, chosen.indices
+
+
 def widen(causal_lm: nn.Module) -> None:
     """Replaces every RMSNorm and router of the library by ours, in place, keeping parameters."""
     config = causal_lm.config
@@ -62,3 +92,5 @@ def widen(causal_lm: nn.Module) -> None:
             causal_lm.get_submodule(parent).add_module(child, WideRMSNorm(module, offset))
         elif type(module).__name__.endswith("TopKRouter"):
             causal_lm.get_submodule(parent).add_module(child, WideRouter(module))
+        elif type(module).__name__.endswith("TopkRouter"):
+            causal_lm.get_submodule(parent).add_module(child, WideGroupRouter(module))

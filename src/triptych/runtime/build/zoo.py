@@ -74,6 +74,15 @@ def skeleton(config: Mapping[str, Any]) -> nn.Module:
     return model
 
 
+def stored_buffers(causal_lm: nn.Module) -> dict[str, torch.Tensor]:
+    """What of a module is stored on the hub's disks beside its parameters, by logical name."""
+    config = causal_lm.config
+    assert isinstance(config, transformers.PreTrainedConfig)
+    family = family_of(config.model_type)
+    named = {family.logical_name(name): buffer for name, buffer in causal_lm.named_buffers()}
+    return {name: buffer for name, buffer in named.items() if family.is_buffer(name)}
+
+
 def require_no_dropout(causal_lm: nn.Module) -> None:
     """Raises ModelError, with all settings at once, if a module would drop activations."""
     config = causal_lm.config

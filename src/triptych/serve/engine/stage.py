@@ -48,6 +48,7 @@ class InferenceStage:
         )
         self.shards = self._allocate(plan)
         self._stage.to_device(mesh.device)
+        self.shards += self._stage.buffer_shards(saved=False)
         self._stage.eval()
 
     def _allocate(self, plan: Plan) -> list[Shard]:
