@@ -21,7 +21,6 @@ from triptych.checkpoint.read import load
 from triptych.checkpoint.write import save
 from triptych.plan.plan import Plan
 
-SHARED_EXPERTS = {"dp": 2, "ep": 2}
 STAGES_OF_TWO = Plan.uniform(4, tp=2, pp=2)
 SHARDED = Plan.uniform(4, dp=2, tp=2, zero=1, sequence_parallel=True)
 

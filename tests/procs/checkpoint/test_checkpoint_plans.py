@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_samples import UNEVEN, family_config
+from family_samples import EXPERT_FAMILIES, UNEVEN, family_config
 from layouts import Run, batch_of, make_engine, merge, split, tiny_config
 from ranks import run_ranks
 
@@ -28,10 +28,15 @@ PLANS = {
     "pp3-uneven": {"pp": 3, "layers": (2, 1, 1)},
     "dp4-zero": {"dp": 4, "zero": 1},
 }
+EXPERT_PLANS: dict[str, dict[str, Any]] = {
+    "dp2-ep2": {"dp": 2, "ep": 2},
+    "dp4-ep4-zero": {"dp": 4, "ep": 4, "zero": 3},
+    "tp2-dp2-ep2-zero": {"tp": 2, "dp": 2, "ep": 2, "zero": 1, "sequence_parallel": True},
+}
 
 
 def plan_of(name: str, precision: Precision) -> Plan:
-    return Plan.uniform(4, precision=precision, **PLANS[name])
+    return Plan.uniform(4, precision=precision, **(PLANS | EXPERT_PLANS)[name])
 
 
 def pieces_of(engine: Engine) -> list[Any]:
@@ -116,3 +121,10 @@ def test_a_tied_model_in_mixed_precision_goes_on_under_another_plan(
 @pytest.mark.parametrize("family", [name for name in UNEVEN if name not in ("llama", "qwen3")])
 def test_every_family_goes_on_under_another_plan(tmp_path: Path, family: str) -> None:
     compare("tp2-pp2", ["tp2-sp-dp2-zero"], Precision(), family_config(family), tmp_path)
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_experts_go_on_in_other_groups(tmp_path: Path, family: str) -> None:
+    others = {"mixtral": ["dp4-ep4-zero", "one"], "qwen3_moe": ["tp2-pp2"]}
+    new = others.get(family, ["tp2-dp2-ep2-zero"])
+    compare("dp2-ep2", new, Precision(), family_config(family), tmp_path)
