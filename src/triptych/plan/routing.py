@@ -1,4 +1,4 @@
-"""What a job may ask of a model's routers under a plan."""
+"""Which shards experts may have, and what a job may ask of a model's routers under a plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from triptych.errors import Problem
 from triptych.model.model import Model
-from triptych.plan.plan import Plan
+from triptych.plan.plan import Plan, Stage
+
+
+def expert_shard_problems(plan: Plan, stage: Stage) -> Iterator[Problem]:
+    """A ZeRO shard set that does not hold every expert of a stage, if there is one."""
+    shards = plan.hybrid_shard if plan.zero else 0
+    if shards % stage.expert:
+        what = f"ep={stage.expert} with hybrid_shard={shards}"
+        rule = "the ranks that share one ZeRO shard set hold every expert as often"
+        yield Problem(what, rule, f"hybrid_shard=0, or a multiple of {stage.expert}")
 
 
 def routing_problems(

@@ -25,6 +25,7 @@ from triptych.plan.nearby import (
 )
 from triptych.plan.plan import VERSION, Plan, Stage, even_split
 from triptych.plan.ranks import placement
+from triptych.plan.routing import expert_shard_problems
 from triptych.plan.workload import Workload
 from triptych.schedule.traits import TRAITS, chunks_problem, microbatches_problem
 
@@ -247,13 +248,7 @@ def _experts(asked: Asked) -> Iterator[Problem]:
                 "ep divides the number of experts",
                 remedy or f"ep in {_list(divisors(experts.count))}",
             )
-        shards = plan.hybrid_shard if plan.zero else 0
-        if shards % stage.expert:
-            yield Problem(
-                f"ep={stage.expert} with hybrid_shard={shards}",
-                "the ranks that share one ZeRO shard set hold every expert as often",
-                "hybrid_shard=0, or a multiple of ep",
-            )
+        yield from expert_shard_problems(plan, stage)
         if (stage.data * stage.context) % stage.expert:
             yield Problem(
                 f"ep={stage.expert} with dp={stage.data} x cp={stage.context}",

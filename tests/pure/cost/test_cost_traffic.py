@@ -99,7 +99,8 @@ def test_experts_send_their_tokens_and_get_them_back() -> None:
     model = llama(experts=Experts(count=8, top_k=2, width=32))
     traffic = sent(model, dp=4, ep=4)
     once = 3 / 4 * 2 * ACTIVATION  # (e-1)/e T K h, 2 bytes each
-    assert traffic.expert == pytest.approx(BATCH / 4 * LAYERS * 4 * once)
+    counts = 3 / 4 * 8 * 8  # how many for each expert, 8 bytes each, ahead of the tokens
+    assert traffic.expert == pytest.approx(BATCH / 4 * LAYERS * (4 * once + counts))
 
 
 def test_ring_attention_passes_keys_and_values_round() -> None:

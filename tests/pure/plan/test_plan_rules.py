@@ -13,6 +13,7 @@ from triptych.errors import PlanError, Problem
 from triptych.model.model import Experts, Mlp, Model
 from triptych.plan.batch import batch_problem
 from triptych.plan.plan import Plan, Precision, Stage
+from triptych.plan.routing import routing_problems
 from triptych.plan.rules import require_legal, unrunnable, usable_tensor_degrees, verify
 from triptych.plan.short import parse_plan
 from triptych.plan.workload import Workload
@@ -235,6 +236,28 @@ def test_learned_positions_bound_the_sequence_and_rotary_ones_do_not() -> None:
 def test_experts_and_the_ranks_that_share_them_divide(ep: int, dp: int, is_legal: bool) -> None:
     model = make_model(mlp=Experts(count=6, top_k=2, width=32))
     assert (verify(Plan.uniform(4, ep=ep, dp=dp), model) == []) == is_legal
+
+
+def test_a_shard_set_holds_every_expert() -> None:
+    model = make_model(mlp=Experts(count=8, top_k=2, width=32))
+    plan = Plan.uniform(4, ep=4, dp=8, zero=3, hybrid_shard=2)
+    assert "a multiple of 4" in only(verify(plan, model)).works
+    assert verify(plan.with_(hybrid_shard=4), model) == []
+    assert verify(plan.with_(zero=0), model) == []
+
+
+def test_routers_have_settings_where_there_are_any() -> None:
+    plain, sparse = make_model(), make_model(mlp=Experts(count=8, top_k=2, width=32))
+    ring = Plan.uniform(4, cp=2)
+    for model, plan, losses, factor, word in (
+        (plain, Plan.uniform(4), True, None, "no [moe] section"),
+        (plain, Plan.uniform(4), False, 2.0, "no [moe] section"),
+        (sparse, ring, True, 1.0, "cp=1"),
+        (sparse, ring, True, None, ""),
+        (sparse, Plan.uniform(4), True, 1.0, ""),
+    ):
+        found = [*routing_problems(plan, model, has_losses=losses, capacity_factor=factor)]
+        assert word in found[0].works if word else not found
 
 
 def test_expert_and_head_limits_are_listed_together_with_pairs_that_work() -> None:

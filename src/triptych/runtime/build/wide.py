@@ -70,7 +70,8 @@ class WideGroupRouter(nn.Module):
         """[..., H] to logits [T, E], weights [T, K] and experts [T, K]."""
         logits = functional.linear(x.flatten(0, -2), self.weight)
         scores_TE = logits.sigmoid()
-        biased_TGe = (scores_TE + self.e_score_correction_bias).unflatten(1, (self._groups, -1))
+        biased_TE = scores_TE + self.e_score_correction_bias
+        biased_TGe = biased_TE.view(len(biased_TE), self._groups, -1)
         best_T = biased_TGe.topk(2).values.sum(-1).topk(self._best_groups).indices
         allowed_TG1 = torch.zeros_like(biased_TGe[..., :1], dtype=torch.bool)
         allowed_TG1.scatter_(1, best_T[..., None], True)
