@@ -22,6 +22,10 @@ MODELS: tuple[dict[str, Any], ...] = (
     {"num_hidden_layers": LAYERS, "tie_word_embeddings": True, "vocab_size": 503},
     {"num_hidden_layers": LAYERS, "model_type": "qwen3", "head_dim": 16},
     {"num_hidden_layers": LAYERS, "model_type": "qwen2", "tie_word_embeddings": True},
+    {
+        **{"num_hidden_layers": LAYERS, "model_type": "mixtral", "intermediate_size": 48},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2},
+    },
 )
 
 
@@ -30,11 +34,14 @@ def _draw(generator: random.Random) -> tuple[int, Plan]:
     workload = Workload(sequence_length=LENGTH, global_batch=SEQUENCES)
     while True:
         schedule = generator.choice(list(TRAITS))
+        model_index = generator.randrange(len(MODELS))
+        model = from_config(tiny_config(**MODELS[model_index]), name="tiny")
         settings: dict[str, Any] = {
             "tp": generator.choice((1, 2, 4)),
             "pp": generator.choice((1, 2, 3, 4)),
             "dp": generator.choice((1, 2, 4)),
             "cp": generator.choice((1, 1, 2)),
+            "ep": generator.choice((1, 2, 4)) if model.experts else 1,
             "zero": generator.choice((0, 1, 2, 3)),
             "schedule": schedule,
             "chunks": max(TRAITS[schedule].least_chunks, 1),
@@ -43,8 +50,6 @@ def _draw(generator: random.Random) -> tuple[int, Plan]:
             "bucket_bytes": generator.choice((20_000, 1 << 25)),
         }
         settings["sequence_parallel"] = settings["tp"] > 1 and generator.random() < 0.7
-        model_index = generator.randrange(len(MODELS))
-        model = from_config(tiny_config(**MODELS[model_index]), name="tiny")
         if settings["pp"] * settings["chunks"] > LAYERS:
             continue
         plan = Plan.uniform(LAYERS, precision=DOUBLE, **settings)

@@ -14,7 +14,6 @@ expert. Shapes: N rows of this rank's tokens, M rows for its experts, H hidden, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,31 +33,29 @@ class Exchange:
         ones = [1] * self._comm.size
         sent_re = count_E.view(self._comm.size, self._held)
         arriving_re = self._comm.all_to_all(sent_re, ones, ones)
-        sent, arriving = torch.stack((sent_re, arriving_re)).tolist()  # the host waits here
-        return Routes(self._comm, sent, arriving, count_E.device)
+        return Routes(self._comm, sent_re, arriving_re)
 
 
 class Routes:
     """How the rows of one layer and pass travel.
 
-    `sent` are rows by receiving rank, `counts` rows by expert of this rank.
+    Made of rows by other rank and expert there, those that it gets and those that it sends. `sent`
+    are rows by receiving rank, `counts` rows by expert of this rank.
     """
 
     def __init__(
-        self,
-        comm: Communicator,
-        sent: Sequence[Sequence[int]],
-        arriving: Sequence[Sequence[int]],
-        device: torch.device,
+        self, comm: Communicator, sent_re: torch.Tensor, arriving_re: torch.Tensor
     ) -> None:
+        sent, arriving = torch.stack((sent_re, arriving_re)).tolist()  # the host waits here
         self._comm = comm
         self.sent = [sum(row) for row in sent]
         self._arriving = [sum(row) for row in arriving]
         self.counts = [sum(column) for column in zip(*arriving, strict=True)]
-        sizes = torch.tensor(arriving).flatten()
-        experts = torch.arange(len(self.counts)).repeat(comm.size)
-        expert_M = experts.repeat_interleave(sizes)
-        self._by_expert_M = expert_M.argsort(stable=True).to(device)
+        expert_re = torch.arange(len(self.counts), device=sent_re.device).repeat(comm.size)
+        expert_M = expert_re.repeat_interleave(
+            arriving_re.flatten(), output_size=sum(self._arriving)
+        )
+        self._by_expert_M = expert_M.argsort(stable=True)
         self._by_sender_M = self._by_expert_M.argsort()
 
     def dispatch(self, rows_NH: torch.Tensor) -> torch.Tensor:

@@ -67,8 +67,10 @@ class Experts(nn.Module):
     ) -> torch.Tensor:
         """The sum over a token's experts, by weight; [T, H]. An index of E stands for none."""
         top_k = index_TK.shape[1]
-        order_N = index_TK.flatten().argsort(stable=True)
-        count_E = torch.bincount(index_TK.flatten(), minlength=self.count)[: self.count]
+        index_N = index_TK.flatten()
+        order_N = index_N.argsort(stable=True)
+        count_E = index_N.new_zeros(self.count + 1)  # the last: of rows that go nowhere
+        count_E = count_E.scatter_add_(0, index_N, torch.ones_like(index_N))[: self.count]
         if self._exchange is None:
             counts = count_E.tolist()  # the one wait for the device: how the rows are divided
             order_N = order_N[: sum(counts)]
