@@ -28,9 +28,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 FAMILIES = {
     "mixtral": list(LAYOUTS),
-    "qwen3_moe": ["DP4 EP2 ZeRO-3", "DP2 EP2 TP2+SP"],
-    "qwen2_moe": ["DP4 EP2 ZeRO-1", "DP2 EP2 TP2 ZeRO-3 recomputed"],
-    "olmoe": ["DP2 EP2 PP2 ZB-H1", "DP2 EP2 TP2+SP"],
+    "qwen3_moe": ["DP4 EP2 ZeRO-3"],
+    "qwen2_moe": ["DP2 EP2 TP2 ZeRO-3 recomputed"],
+    "olmoe": ["DP2 EP2 PP2 ZB-H1"],
+    "deepseek_v3": ["DP4 EP2 ZeRO-1", "DP2 EP2 TP2+SP"],
 }
 
 

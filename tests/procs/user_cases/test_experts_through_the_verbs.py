@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from expert_samples import mixture
 from tiny_runs import losses, metrics
 from verbs import Ranks, job
 
@@ -26,7 +28,7 @@ SETTINGS = ("--set", "train.steps=4", "checkpoint.every=2", "moe.aux_loss=0.01",
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_train_resume_export_and_verify(ranks: Ranks, tmp_path: Path, family: str) -> None:
+def test_train_resume_export_and_generate(ranks: Ranks, tmp_path: Path, family: str) -> None:
     path = job(tmp_path, **FAMILIES[family])
     run = tmp_path / "run"
     ranks.done("train", path, "--plan", "dp=4,ep=2,zero=1", *SETTINGS)
@@ -45,8 +47,12 @@ def test_train_resume_export_and_verify(ranks: Ranks, tmp_path: Path, family: st
     assert not any(info.values()) and isinstance(model, torch.nn.Module)
     generate = ["generate", tmp_path / "out", "--prompt", "alpha beta", "--max-new-tokens", "4"]
     assert ranks.done(*generate, "--plan", "tp=2").out == ranks.done(*generate).out
+
+
+def test_verify_compares_a_layout_of_experts_with_one_process(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(mixture()))
     asked = ["--seq", "16", "--batch", "4", "--steps", "1"]
-    ended = ranks.done("verify", tmp_path / "out", "--plan", "dp=2,ep=2", *asked)
+    ended = ranks.done("verify", tmp_path / "config.json", "--plan", "dp=2,ep=2", *asked)
     assert "the same as one process" in ended.out, ended
 
 
