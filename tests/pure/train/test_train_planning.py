@@ -20,18 +20,16 @@ from triptych.train.environment import Place
 from triptych.train.job_file import read_job
 from triptych.train.planning import Choice, Found, choose_plan
 
-MODEL = from_config(
-    {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "vocab_size": 300,
-    },
-    "tiny",
-)
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+}
+MODEL = from_config(CONFIG, "tiny")
 
 
 class Plans:
@@ -196,3 +194,14 @@ def test_an_accumulation_that_leaves_nothing_is_refused(
 def test_an_unknown_setting_in_fix_is_refused(job_path: Path) -> None:
     with pytest.raises(PlanError, match="tensor"):
         choose(job_path, "parallel.fix={tensor = 2}", planner=Plans(Plan.uniform(4)))
+
+
+def test_a_capacity_keeps_sequences_whole_in_the_search(job_path: Path) -> None:
+    sparse = from_config({**CONFIG, "model_type": "mixtral", "num_local_experts": 4}, "sparse")
+    planner = Plans(Plan.uniform(4, dp=2))
+    job = read_job(job_path, ("moe.capacity_factor=1.5", "parallel.ranks=2"))
+    assert choose_plan(job, sparse, None, planner).plan.dp == 2
+    assert planner.fixed[0]["cp"] == "1"
+    with pytest.raises(PlanError) as caught:
+        choose_plan(job, MODEL, None, planner)
+    assert "no [moe] section" in str(caught.value)
