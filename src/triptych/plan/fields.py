@@ -64,6 +64,7 @@ SETTINGS: dict[str, Field] = {
     "offload": Field(str, values=("none", "optimizer", "activations", "parameters")),
     "rank_order": Field(str, values=(RANK_ORDER,)),
     "attention": Field(str, values=("sdpa", "eager", "flash")),
+    "context_method": Field(str, values=("ring", "ulysses")),
     "compile": Field(bool),
 }
 

@@ -81,6 +81,7 @@ class Plan:
     precision: Precision = field(default_factory=Precision)
     rank_order: str = "tp-cp-ep-dp-pp"
     attention: str = "sdpa"
+    context_method: str = "ring"  # or ulysses: see `plan/context.py`
     compile: bool = False
     layouts: Mapping[str, str] = field(default_factory=dict)
 
@@ -179,6 +180,8 @@ class Plan:
         """The degrees in one line: `tp=2,pp=2,dp=1,zero=1,microbatch=1`, non-defaults only."""
         words = [f"tp={self.tp}", f"pp={self.pp}", f"dp={self.dp}"]
         words += [f"cp={self.cp}"] if self.cp > 1 else []
+        if self.cp > 1 and self.context_method != "ring":
+            words.append(f"context_method={self.context_method}")
         words += [f"ep={self.ep}"] if self.ep > 1 else []
         words += [f"zero={self.zero}"] if self.zero else []
         words += [f"hybrid_shard={self.hybrid_shard}"] if self.hybrid_shard else []

@@ -12,6 +12,7 @@ from triptych.cluster.cluster import Cluster
 from triptych.errors import PlanError, Problem
 from triptych.model.model import Attention, Model
 from triptych.plan.batch import batch_problem
+from triptych.plan.context import heads_problems
 from triptych.plan.families import FAMILIES
 from triptych.plan.fields import DTYPES, PRECISION, RANK_ORDER, SETTINGS, value_problem
 from triptych.plan.nearby import (
@@ -228,6 +229,10 @@ def _widths(asked: Asked) -> Iterator[Problem]:
             )
 
 
+def _context_heads(asked: Asked) -> Iterator[Problem]:
+    yield from heads_problems(asked.plan, asked.model)
+
+
 def _experts(asked: Asked) -> Iterator[Problem]:
     plan, experts = asked.plan, asked.model.experts
     if all(stage.expert == 1 for stage in plan.stages):
@@ -343,6 +348,7 @@ _RULES = (
     _chunks,
     _heads,
     _widths,
+    _context_heads,
     _experts,
     _devices,
     _world,
@@ -364,14 +370,6 @@ def unrunnable(plan: Plan, model: Model) -> list[str]:
 
 def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
     plain = (
-        (
-            plan.cp > 1 and any(block.attention.window for block in model.blocks),
-            f"context parallelism (cp={plan.cp}) with sliding windows",
-        ),
-        (
-            plan.cp > 1 and model.family in FAMILIES and FAMILIES[model.family].bends_scores,
-            f"context parallelism (cp={plan.cp}) with soft-capped attention scores",
-        ),
         (plan.ep > 1, f"expert parallelism (ep={plan.ep})"),
         (plan.recompute == "selective", "selective recomputation (recompute=selective)"),
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),

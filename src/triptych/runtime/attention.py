@@ -1,12 +1,14 @@
-"""Our attention behind the library's attention interface: causal, grouped, sliding windows.
+"""Our attention behind the library's attention interface.
 
 The library makes no mask for a name it does not know (`create_causal_mask` returns None), so
-causality and windows are decided here, from the shapes alone. Shapes: B batch, H query heads,
-K key/value heads, S new tokens, T all tokens, D head size.
+causality, windows and the borders of documents are decided here, from shapes and whole numbers.
+Shapes: B batch, H query heads, K key/value heads, S new tokens, T all tokens, D head size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +16,26 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from triptych.runtime.comm import Communicator
+from triptych.runtime.context.block import Scores
 from triptych.runtime.context.ring import ring_attention
+from triptych.runtime.context.tiles import Documents
+from triptych.runtime.context.ulysses import ulysses_attention
+from triptych.runtime.context.whole import whole_attention
 
 NAME = "triptych"
-CONTEXT = "context_ranks"
-"""Attribute of an attention module: the communicator over which its sequence is split."""
+_CONTEXT = "attend_over_context_ranks"
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Scores], torch.Tensor]
+
+_METHODS: dict[str, Callable[..., torch.Tensor]] = {
+    "ring": ring_attention,
+    "ulysses": ulysses_attention,
+}
+
+
+def split_sequence(attention: torch.nn.Module, comm: Communicator, method: str) -> None:
+    """Tells an attention module of the library that its sequences are split over ranks."""
+    setattr(attention, _CONTEXT, partial(_METHODS[method], comm=comm))
 
 
 def causal_attention(
@@ -30,42 +47,51 @@ def causal_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    documents: Documents | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of the last S of T tokens; the result is [B, S, H, D].
 
-    `sliding_window` w lets a token see itself and the w - 1 before it. With fewer key than query
-    heads, consecutive query heads share one. `softcap` c bends scores to c x tanh(scores / c).
+    With fewer key than query heads, consecutive query heads share one. `s_aux` are sinks; all
+    else is as in `Scores`.
     """
     assert attention_mask is None, "masks are decided here"
     scale = query_BHSD.shape[-1] ** -0.5 if scaling is None else scaling
-    context: Communicator | None = getattr(module, CONTEXT, None)
-    if context is not None:
-        assert softcap is None and sliding_window is None, "the rules of plans refuse these"
-        ringed = ring_attention(query_BHSD, key_BKTD, value_BKTD, scale, context)
-        return ringed.transpose(1, 2), None
+    scores = Scores(scale, sliding_window, softcap, documents, s_aux)
+    attend: Attend = getattr(module, _CONTEXT, whole_attention)
+    if query_BHSD.shape[2] != key_BKTD.shape[2]:
+        attend = _attend_to_cache
+    return attend(query_BHSD, key_BKTD, value_BKTD, scores).transpose(1, 2), None
+
+
+# --- with keys of earlier tokens ---------------------------------------------------------------
+
+
+def _attend_to_cache(
+    query_BHSD: torch.Tensor, key_BKTD: torch.Tensor, value_BKTD: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    """Attention of the last S of T tokens, for inference."""
+    assert scores.documents is None and scores.sinks is None, "a cache holds one document a row"
     new, total = query_BHSD.shape[2], key_BKTD.shape[2]
-    if softcap is not None:
-        allowed = _allowed(new, total, sliding_window, query_BHSD.device)
-        capped = _capped_attention(query_BHSD, key_BKTD, value_BKTD, allowed, scale, softcap)
-        return capped.transpose(1, 2), None
-    mask = _mask(new, total, sliding_window, query_BHSD.device)
-    out_BHSD = scaled_dot_product_attention(
+    if scores.softcap is not None:
+        allowed = _allowed(new, total, scores.window, query_BHSD.device)
+        return _capped_attention(
+            query_BHSD, key_BKTD, value_BKTD, allowed, scores.scale, scores.softcap
+        )
+    return scaled_dot_product_attention(
         query_BHSD,
         key_BKTD,
         value_BKTD,
-        attn_mask=mask,
-        is_causal=mask is None and new > 1,
-        scale=scale,
+        attn_mask=_mask(new, total, scores.window, query_BHSD.device),
+        scale=scores.scale,
         enable_gqa=query_BHSD.shape[1] != key_BKTD.shape[1],
     )
-    return out_BHSD.transpose(1, 2), None
 
 
 def _mask(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """True where a new token may look; None if plain causality (or one new token) says it all."""
-    windowed = window is not None and total > window
-    if not windowed and (new == total or new == 1):
+    """True where a new token may look; None if one new token sees everything."""
+    if new == 1 and (window is None or total <= window):
         return None
     return _allowed(new, total, window, device)
 

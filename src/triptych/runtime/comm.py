@@ -216,6 +216,26 @@ class Communicator:
         works = self._launch_exchange(parts, [tensor] * self.size)
         return self._pending(works, out, buffers=[tensor])
 
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Part j of dimension 0 (n long) goes to rank j; part i of the result comes from rank i.
+
+        Cost: (n-1)/n of its bytes sent per rank.
+        """
+        return self.start_all_to_all(tensor).wait()
+
+    def start_all_to_all(self, tensor: torch.Tensor) -> Pending:
+        """As `all_to_all`, under way until `wait`."""
+        if self.size == 1:
+            return self._done(tensor)
+        self._counted((self.size - 1) / self.size * tensor.nbytes)
+        out = torch.empty_like(tensor)
+        if tensor.is_cuda or tensor.nbytes < _DIRECT_BYTES:
+            works = [self._launch_all_to_all(out, tensor)]
+        else:
+            out[self.index].copy_(tensor[self.index])
+            works = self._launch_exchange(out, tensor)
+        return self._pending(works, out, buffers=[tensor])
+
     # ---- point to point ----------------------------------------------------------------------
 
     def start_send(self, tensor: torch.Tensor, to: int) -> Pending:
@@ -227,12 +247,12 @@ class Communicator:
         """Receives into `out` from the group member with index `source`."""
         return self._pending([self._launch_receive(out, self.ranks[source])], out)
 
-    def start_shift(self, tensor: torch.Tensor, out: torch.Tensor) -> Pending:
-        """Sends to the next rank of the ring and receives from the previous one, as one batch."""
+    def start_shift(self, tensor: torch.Tensor, out: torch.Tensor, by: int = 1) -> Pending:
+        """Sends to the rank `by` further in the ring, receives from `by` before: one batch."""
         if self.size == 1:
             return self._done(tensor)
         self._counted(tensor.nbytes)
-        following, previous = (self.ranks[(self.index + step) % self.size] for step in (1, -1))
+        following, previous = (self.ranks[(self.index + step) % self.size] for step in (by, -by))
         works = self._launch_shift(tensor, following, out, previous)
         return self._pending(works, out, buffers=[tensor])
 

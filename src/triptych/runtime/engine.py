@@ -19,13 +19,13 @@ from torch import nn
 
 from triptych.model.hf import from_config
 from triptych.model.model import Model
+from triptych.plan.context import sequence_unit
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import placement, stages_of_rank
 from triptych.runtime.build.slots import collect_slots, fill_initial
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen_norms
 from triptych.runtime.build.zoo import require_fixed_rotary, require_no_dropout, skeleton
-from triptych.runtime.context.zigzag import zigzag_positions
 from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.live import LiveBytes, live_bytes
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
@@ -33,8 +33,9 @@ from triptych.runtime.data.pieces import weight_shards
 from triptych.runtime.data.sharding import Sharding
 from triptych.runtime.data.units import Residence, units_of
 from triptych.runtime.mesh import Mesh
+from triptych.runtime.microbatch import MicroBatch, own_tokens
 from triptych.runtime.pipeline.channels import Channels
-from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
+from triptych.runtime.pipeline.interpreter import Interpreter
 from triptych.runtime.precision import torch_dtype
 from triptych.runtime.record import Recorder
 from triptych.runtime.replicas import differing_replicas
@@ -85,8 +86,6 @@ class Engine:
     ) -> None:
         self.plan, self.model, self.mesh = plan, model, mesh
         self.stages, self.buckets, self.optimizer = stages, buckets, optimizer
-        self._split = plan.tp if plan.sequence_parallel else 1
-        self._unit = self._split * (2 * plan.cp if plan.cp > 1 else 1)
         self._recorder = Recorder(mesh.device)
         self._interpreter = Interpreter(
             {stage.index: stage for stage in stages},
@@ -95,7 +94,7 @@ class Engine:
             recorder=self._recorder,
             dtype=torch_dtype(plan.precision.parameter),
             hidden=model.hidden,
-            sequence_split=self._split,
+            sequence_split=plan.tp if plan.sequence_parallel else 1,
         )
 
     @classmethod
@@ -197,29 +196,20 @@ class Engine:
 
     def _prepare(self, microbatches: Sequence[MicroBatch]) -> tuple[list[MicroBatch], int]:
         """This rank's tokens on its device, and the trained tokens of the global batch."""
-        mine = [self._own_tokens(microbatch) for microbatch in microbatches]
+        if any(microbatch.documents for microbatch in microbatches):
+            rule = "documents of one row would share the frequencies of the longest"
+            require_fixed_rotary(self.stages[0].causal_lm, rule, "rows of one document each")
+        mine = [own_tokens(m, self.plan, self.mesh.coordinates.cp) for m in microbatches]
         tokens = self._count_tokens(mine)
         return [microbatch.to(self.mesh.device) for microbatch in mine], tokens
-
-    def _own_tokens(self, microbatch: MicroBatch) -> MicroBatch:
-        """Padded so that the sequence divides over context and tensor ranks; its context part."""
-        ids, labels = microbatch.input_ids, microbatch.labels
-        short = -ids.shape[1] % self._unit
-        if short:
-            ids = torch.nn.functional.pad(ids, (0, short), value=0)
-            labels = torch.nn.functional.pad(labels, (0, short), value=IGNORED)
-        context = self.mesh.context
-        if context.size == 1:
-            return MicroBatch(ids, labels)
-        positions = zigzag_positions(ids.shape[1], context.size, context.index)
-        return MicroBatch(ids[:, positions], labels[:, positions], positions)
 
     def _idle(self, count: int) -> list[MicroBatch]:
         """Empty micro-batches for a replica with fewer than others, if all must gather together."""
         if not self.buckets.sharding.divides_values:
             return []
         most = int(self.mesh.shard.all_reduce(torch.tensor([count]), maximum=True))
-        ids = torch.zeros(1, self._unit // self.plan.cp, dtype=torch.int64, device=self.mesh.device)
+        length = sequence_unit(self.plan) // self.plan.cp
+        ids = torch.zeros(1, length, dtype=torch.int64, device=self.mesh.device)
         return [MicroBatch(ids, torch.full_like(ids, IGNORED))] * (most - count)
 
     def _count_tokens(self, microbatches: Sequence[MicroBatch]) -> int:
@@ -314,7 +304,8 @@ def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
     causal_lm = skeleton(config)
     require_no_dropout(causal_lm)
     if plan.cp > 1:
-        require_fixed_rotary(causal_lm)
+        rule = "under context parallelism the frequencies of all ranks must be the same"
+        require_fixed_rotary(causal_lm, rule, "cp=1")
     if plan.precision.parameter == "fp64":
         widen_norms(causal_lm)
     return causal_lm

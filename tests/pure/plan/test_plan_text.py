@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from plan_samples import make_cluster, make_model
 
 from triptych.errors import PlanError
+from triptych.plan.context import heads_problems
 from triptych.plan.fields import DTYPES, SETTINGS
 from triptych.plan.plan import Plan, Precision, Stage
 from triptych.plan.rules import verify
@@ -69,7 +70,8 @@ def legal_plans(draw: st.DrawFn) -> Plan:
     chunks = TRAITS[extra["schedule"]].least_chunks
     if len(stages) % chunks or (each and chunks > 1):
         chunks, extra["schedule"] = 1, "1f1b"
-    return Plan(stages=stages, chunks=chunks, **extra)
+    plan = Plan(stages=stages, chunks=chunks, **extra)
+    return plan.with_(context_method="ring") if any(heads_problems(plan, MODEL)) else plan
 
 
 @settings(max_examples=150, deadline=None)

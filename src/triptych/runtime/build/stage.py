@@ -19,7 +19,8 @@ from torch.nn import functional
 from triptych.model.model import Model
 from triptych.plan.families import Family, family_of
 from triptych.plan.plan import Plan, part
-from triptych.runtime.attention import CONTEXT
+from triptych.runtime.attention import split_sequence
+from triptych.runtime.context.tiles import Documents
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.recompute import recompute_layer
 from triptych.runtime.tensor.functions import enter_region
@@ -84,7 +85,7 @@ class StageModule(nn.Module):
         self._hidden = model.hidden
         self._recompute = plan.recompute
         self._tensor = mesh.tensor
-        self._context = mesh.context
+        self._context, self._context_method = mesh.context, plan.context_method
         self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
         start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
         self._vocabulary = Vocabulary(start, stop, mesh.tensor)
@@ -106,7 +107,8 @@ class StageModule(nn.Module):
                 shard_layer(layer, family, self._tensor, self._sequence_parallel)
                 set_heads(layer, model, self._tensor)
             if self._context.size > 1:
-                setattr(layer.get_submodule(family.attention), CONTEXT, self._context)
+                attention = layer.get_submodule(family.attention)
+                split_sequence(attention, self._context, self._context_method)
             if self._recompute == "full":
                 recompute_layer(layer)
 
@@ -131,17 +133,18 @@ class StageModule(nn.Module):
         self,
         ids_BS: torch.Tensor,
         received_BsH: torch.Tensor | None = None,
-        positions_S: torch.Tensor | None = None,
+        positions_BS: torch.Tensor | None = None,
         cache: Any = None,
+        documents: Documents | None = None,
     ) -> torch.Tensor:
         """Runs the stage: token ids or received hidden states to hidden states [B, s, H].
 
         On the last stage they are normalised. Positions follow the `cache`, the library's
-        key/value cache, unless they are given.
+        key/value cache, unless they are given; they are [1, S] where all rows have the same.
         """
-        if positions_S is None:
+        if positions_BS is None:
             past = cache.get_seq_length() if cache is not None else 0
-            positions_S = torch.arange(past, past + ids_BS.shape[1], device=ids_BS.device)
+            positions_BS = torch.arange(past, past + ids_BS.shape[1], device=ids_BS.device)[None]
         if received_BsH is None:
             embedded_BsH = self._trunk.get_submodule(self._family.embedding)(ids_BS)
         else:
@@ -151,9 +154,10 @@ class StageModule(nn.Module):
             embedded_BsH = received_BsH.new_zeros(1, 1, 1).expand(received_BsH.shape)
         output = self._trunk(
             inputs_embeds=embedded_BsH,
-            position_ids=positions_S[None],
+            position_ids=positions_BS,
             cache=cache,
             use_cache=cache is not None,
+            documents=documents,  # the library hands it on to our attention
         )
         hidden: torch.Tensor = output.last_hidden_state
         return hidden

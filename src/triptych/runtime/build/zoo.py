@@ -83,10 +83,11 @@ def require_no_dropout(causal_lm: nn.Module) -> None:
         raise ModelError(problems)
 
 
-def require_fixed_rotary(causal_lm: nn.Module) -> None:
+def require_fixed_rotary(causal_lm: nn.Module, rule: str, works: str) -> None:
     """Raises ModelError if rotary frequencies follow the longest position that a rank sees.
 
-    Context ranks see different positions, so that theirs would differ.
+    Context ranks see different positions, so that theirs would differ; documents of one row would
+    share those of the longest.
     """
     config = causal_lm.config
     assert isinstance(config, transformers.PreTrainedConfig)
@@ -97,8 +98,7 @@ def require_fixed_rotary(causal_lm: nn.Module) -> None:
     found = {kinds} if isinstance(kinds, str) else set(kinds.values())
     moving = sorted(found & {"dynamic", "longrope"})
     if moving:
-        rule = "under context parallelism the frequencies of all ranks must be the same"
-        raise ModelError(Problem(f"rope_type = {', '.join(moving)}", rule, "cp=1"))
+        raise ModelError(Problem(f"rope_type = {', '.join(moving)}", rule, works))
 
 
 def _remake_rotary(trunk: nn.Module, name: str) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.comm import Pending
+from triptych.runtime.microbatch import MicroBatch
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.record import Recorder
 from triptych.runtime.tensor.linear import Deferral
@@ -24,24 +25,6 @@ from triptych.schedule.action import Action, Kind
 
 Key = tuple[int, int]
 """Stage and micro-batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Token ids [B, S] and labels [B, S]: `labels[t]` is the target of position t, -100 none.
-
-    `positions` [S] are given where the tokens are a part of their sequences.
-    """
-
-    input_ids: torch.Tensor
-    labels: torch.Tensor
-    positions: torch.Tensor | None = None
-
-    def to(self, device: torch.device) -> MicroBatch:
-        """The same on a device."""
-        ids, labels = (x.to(device, non_blocking=True) for x in (self.input_ids, self.labels))
-        positions = None if self.positions is None else self.positions.to(device)
-        return MicroBatch(ids, labels, positions)
 
 
 @dataclass(slots=True)
@@ -137,7 +120,12 @@ class Interpreter:
         if received is not None and torch.is_grad_enabled():
             received.requires_grad_()
         with self._recorder.span(f"{key[0]}F{key[1]}"):
-            output = stage(microbatch.input_ids, received, microbatch.positions)
+            output = stage(
+                microbatch.input_ids,
+                received,
+                microbatch.positions,
+                documents=microbatch.documents,
+            )
             if stage.is_last:
                 output = stage.loss(output, microbatch.labels, step.scale)
                 step.losses[key[1]] = output.detach()
