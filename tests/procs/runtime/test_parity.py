@@ -121,10 +121,13 @@ def test_kv_heads_that_two_ranks_share_equal_the_stock_model(family: str) -> Non
     _assert_parity(family, False, {"tp": 4, "sequence_parallel": True})
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["llama", "qwen3", "gpt_neox", "gpt2", "phi3", "olmo2", "granite", "glm4", "cohere norms"],
-)
+CONTEXT_FAMILIES = [
+    *("llama", "qwen3", "gpt_neox", "gpt2", "phi3", "olmo2", "granite", "glm4", "cohere norms"),
+    *("mistral window", "qwen2 window", "gemma2", "gemma3_text", "smollm3", "starcoder2"),
+]
+
+
+@pytest.mark.parametrize("family", CONTEXT_FAMILIES)
 def test_two_context_ranks_equal_the_stock_model(family: str) -> None:
     _assert_parity(family, False, {"cp": 2})
 
