@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from triptych.cost.context import context_s
 from triptych.cost.exchange import (
     HALVES,
     dispatch_s,
     halves_s,
     norm_sum_s,
     regions,
-    ring_s,
 )
 from triptych.cost.operators import Seconds, host_s, operator_seconds, with_host
 from triptych.cost.recompute import kept_elements, repeated, repeated_halves, saved_elements
@@ -74,7 +74,7 @@ def _pass(
         compute_s=with_host(site.rates, work_s, issued_s),
         tensor_s=halves_s(site, setting, HALVES * regions(block))
         + norm_sum_s(site, local, setting),
-        context_s=ring_s(site, local, seconds, setting, rounds=1 if is_forward else 2),
+        context_s=context_s(site, local, seconds, setting, is_forward=is_forward),
         expert_s=dispatch_s(site, block, setting),
     )
 
@@ -96,7 +96,7 @@ def _recomputed(
     parts = Parts(
         compute_s=with_host(site.rates, work_s, issued_s),
         tensor_s=halves_s(site, setting, repeated_halves(site.model, block, setting)),
-        context_s=ring_s(site, local, seconds, setting, rounds=1),
+        context_s=context_s(site, local, seconds, setting, is_forward=True),
         expert_s=dispatch_s(site, block, setting) if setting.recompute == "full" else 0.0,
     )
     return parts, flops * setting.microbatch * site.sequence_length

@@ -19,6 +19,7 @@ class Setting(NamedTuple):
     attention: str  # sdpa, flash, eager
     compile: bool
     dtype: str  # of parameters and compute
+    context_method: str = "ring"  # or ulysses
 
     @classmethod
     def of(cls, plan: Plan) -> Setting:
@@ -33,6 +34,7 @@ class Setting(NamedTuple):
             attention=plan.attention,
             compile=plan.compile,
             dtype=plan.precision.parameter,
+            context_method=plan.context_method,
         )
 
     @property

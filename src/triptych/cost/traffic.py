@@ -10,13 +10,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from triptych.cost.collectives import all_reduce_bytes, gather_bytes
+from triptych.cost.context import context_bytes
 from triptych.cost.exchange import (
     HALVES,
     dispatch_bytes,
     halves_bytes,
     norm_sum_bytes,
     regions,
-    ring_bytes,
 )
 from triptych.cost.frame import Frame
 from triptych.cost.gathers import Gathered, gathered
@@ -55,12 +55,12 @@ def layer_traffic(
     """Bytes of one layer for one micro-batch, forward and backward."""
     passes = 3 if setting.recompute == "full" else 2
     halves = 2 * HALVES * regions(block) + repeated_halves(site.model, block, setting)
-    ring = (setting.context - 1) * ring_bytes(site, local, setting)
+    forward, backward = (context_bytes(site, local, setting, is_forward=x) for x in (True, False))
     dispatched = gather_bytes(setting.expert, dispatch_bytes(site, block, setting))
     sums = all_reduce_bytes(setting.tensor, norm_sum_bytes(site, local, setting))
     return Traffic(
         tensor=halves_bytes(site, setting, halves) + passes * sums,
-        context=(passes + 1) * ring,
+        context=(passes - 1) * forward + backward,
         expert=passes * 2 * dispatched,
     )
 

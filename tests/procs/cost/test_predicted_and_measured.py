@@ -43,6 +43,9 @@ def _sent(plan: Plan, config: dict[str, Any]) -> tuple[int, dict[str, int]]:
         {"tp": 2, "recompute": "full", "sequence_parallel": True},
         {"tp": 4},
         {"cp": 2},
+        {"cp": 4, "recompute": "full"},
+        {"cp": 2, "context_method": "ulysses", "recompute": "full"},
+        {"cp": 4, "context_method": "ulysses"},
         {"cp": 2, "dp": 2, "zero": 1},
         {"cp": 2, "tp": 2, "sequence_parallel": True},
         {"pp": 3},
@@ -86,6 +89,11 @@ def test_ranks_of_every_family_send_the_bytes_that_are_predicted(
 ) -> None:
     config = family_config(family) | {"vocab_size": VOCAB}
     _compare(Plan.uniform(4, tp=2, **settings), config)
+
+
+@pytest.mark.parametrize("family", ["mistral window", "gemma2"])
+def test_windows_spare_the_steps_of_a_ring_that_are_predicted(family: str) -> None:
+    _compare(Plan.uniform(4, cp=4), family_config(family) | {"vocab_size": VOCAB})
 
 
 def _compare(plan: Plan, config: dict[str, Any]) -> None:

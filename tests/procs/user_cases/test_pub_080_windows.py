@@ -19,7 +19,7 @@ from ranks import run_ranks
 
 from triptych.plan.families import FAMILIES
 from triptych.plan.plan import Plan
-from triptych.runtime.microbatch import MicroBatch
+from triptych.runtime.microbatch import MicroBatch, own_tokens
 
 WINDOW, LENGTH, VOCAB = 8, 64, 512
 EVERY_OTHER = {
@@ -89,10 +89,8 @@ def test_pub_080_windows_on_every_other_layer_equal_the_stock_library(layout: st
 
 def _hidden(plan: Plan, layers: int, ids: torch.Tensor) -> Any:
     """Hidden states of one sequence behind windowed layers only, at this rank's places."""
-    from triptych.runtime.microbatch import own_tokens
-
-    config = _config() | {"num_hidden_layers": layers, "layer_types": ["sliding_attention"] * layers}
-    engine = make_engine(plan, config)
+    windowed = {"num_hidden_layers": layers, "layer_types": ["sliding_attention"] * layers}
+    engine = make_engine(plan, _config() | windowed)
     mine = own_tokens(MicroBatch(ids, ids), plan, engine.mesh.coordinates.cp)
     places = torch.arange(LENGTH)[None] if mine.positions is None else mine.positions
     with torch.no_grad():

@@ -313,6 +313,10 @@ def test_long_sequences_bring_context_parallelism_in() -> None:
     long = search(tiny(), gpus(1, 4), work(4, 65536), top=50)
     assert {candidate.plan.cp for candidate in short.plans} == {1}
     assert {candidate.plan.cp for candidate in long.plans} > {1}
+    methods = {(candidate.plan.cp > 1, candidate.plan.context_method) for candidate in long.plans}
+    assert methods == {(False, "ring"), (True, "ring"), (True, "ulysses")}
+    pinned = search(tiny(), gpus(1, 4), work(4), fixed={"cp": "2", "context_method": "ulysses"})
+    assert {candidate.plan.context_method for candidate in pinned.plans} == {"ulysses"}
 
 
 def test_a_large_search_is_quick_small_and_without_torch() -> None:
