@@ -6,6 +6,7 @@ here only if `tests/procs/runtime/test_parity.py` compares it with the stock lib
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ import transformers
 from torch import nn
 
 from triptych.errors import ModelError, Problem
+from triptych.model.rotary import require_known_rotary
 from triptych.plan.families import FAMILIES, Family, Rule, Split, family_of
 from triptych.plan.layout import rule_for
 from triptych.runtime.attention import NAME
@@ -50,7 +52,9 @@ def skeleton(config: Mapping[str, Any]) -> nn.Module:
     """
     model_type = str(config.get("model_type"))
     family = family_of(model_type)
-    settings = {key: value for key, value in config.items() if key != "model_type"}
+    require_known_rotary(config)
+    settings = copy.deepcopy(dict(config))  # the library writes into nested tables
+    settings.pop("model_type")
     settings.pop("dtype", None), settings.pop("torch_dtype", None)
     try:
         hf_config = transformers.AutoConfig.for_model(model_type, **settings)
