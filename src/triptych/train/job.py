@@ -110,6 +110,12 @@ class Data(Section):
         default="text", description="The key of the text in each line of a `.jsonl`."
     )
     sequence_length: Count = Field(description="Tokens in one training sequence.", examples=["512"])
+    pack: Literal["stream", "documents"] = Field(
+        default="stream",
+        description="Sequences are cut from one stream of text. `stream`: documents see those "
+        "before them in the sequence. `documents`: they are kept apart; attention and positions "
+        "start anew in each, and none predicts the first token of the next.",
+    )
     cache: str | None = Field(
         default=None, description="Folder of the token cache. Default: `tokens` in the run folder."
     )

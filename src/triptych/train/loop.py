@@ -275,5 +275,7 @@ def _is_multiple(step: int, every: int) -> bool:
 def _on_host(arrays: Arrays) -> MicroBatch:
     """A micro-batch as tensors; the engine brings them to its device."""
     return MicroBatch(
-        input_ids=torch.from_numpy(arrays.input_ids), labels=torch.from_numpy(arrays.labels)
+        input_ids=torch.from_numpy(arrays.input_ids),
+        labels=torch.from_numpy(arrays.labels),
+        documents=arrays.documents,
     )

@@ -292,4 +292,5 @@ def evaluation_data(job: Job, plan: Plan, data: DataSet, dp_index: int) -> Evalu
 
 
 def _samples(tokens: Tokens, job: Job) -> Samples:
-    return Samples(tokens.open(), job.data.sequence_length, tokens.end_id)
+    keeps_apart = job.data.pack == "documents"
+    return Samples(tokens.open(), job.data.sequence_length, tokens.end_id, keeps_apart)

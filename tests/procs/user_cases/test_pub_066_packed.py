@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 from layouts import DOUBLE, make_engine, tiny_config
 from packed import Answer, answer, assert_same, one_by_one, packed
 from ranks import run_ranks
+from tiny_runs import losses
+from verbs import Ranks, job
 
 from triptych.errors import DataError
 from triptych.plan.plan import Plan, Precision
@@ -108,3 +112,20 @@ def test_pub_066_documents_that_do_not_fill_their_row_are_refused() -> None:
 
     text = run_ranks(1, body)[0]
     assert "[23, 24]" in text and "rows of 24" in text
+
+
+def test_pub_066_a_job_keeps_documents_apart_in_every_layout_and_across_a_resume(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    path, run = job(tmp_path), tmp_path / "run"
+    for document in (tmp_path / "text").iterdir():  # short: several borders in a row
+        document.write_text(document.read_text()[:40])
+    settings = ("--set", "data.pack=documents", "train.steps=4", "checkpoint.every=2")
+    ranks.done("train", path, "--plan", "dp=1,microbatch=2", *settings)
+    whole = losses(path)
+    shutil.rmtree(run / "checkpoints" / "step-00000004")
+    ended = ranks.done("train", path, "--plan", "cp=2,tp=2,microbatch=2", *settings)
+    assert "after step 2" in ended.err and losses(path) == pytest.approx(whole, abs=1e-5)
+    shutil.rmtree(run)
+    ranks.done("train", path, "--plan", "dp=1,microbatch=2", "--set", "train.steps=4")
+    assert all(abs(losses(path)[step] - whole[step]) > 1e-4 for step in (2, 3))
