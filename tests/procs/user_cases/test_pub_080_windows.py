@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,15 @@ import transformers
 from family_samples import family_config
 from layouts import batch_of, make_engine
 from packed import Answer, answer, assert_same
-from ranks import run_ranks
+from ranks import STRICT, run_ranks
+from serve_samples import config_of, save_model
 
 from triptych.plan.families import FAMILIES
-from triptych.plan.plan import Plan
+from triptych.plan.plan import Plan, Precision
+from triptych.runtime.mesh import Mesh
 from triptych.runtime.microbatch import MicroBatch, own_tokens
+from triptych.serve.engine.source import ModelSource
+from triptych.serve.engine.stage import InferenceStage
 
 WINDOW, LENGTH, VOCAB = 8, 64, 512
 EVERY_OTHER = {
@@ -109,3 +114,40 @@ def test_pub_080_a_distant_change_does_not_pass_windowed_layers(split: dict[str,
     for (places, old), (_, new) in zip(before, after, strict=True):
         moved[torch.from_numpy(places)] = torch.from_numpy((old != new).any(-1)[0])
     assert moved.nonzero().flatten().tolist() == list(range(20, 35))
+
+
+def _served(folder: Path, plan: Plan, ids: list[int]) -> Any:
+    """The logits after the last token: all at once, and the second half token by token."""
+    source = ModelSource.open(folder)
+    model = source.model()
+    mesh = Mesh.create(plan, kv_heads=model.kv_heads, timeout_s=60, strict=STRICT)
+    stage = InferenceStage(source.config, model, plan, mesh)
+    source.load(stage.shards)
+    half, cache = len(ids) // 2, stage.new_cache()
+    with torch.inference_mode():
+        once = stage.forward(torch.tensor(ids), stage.new_cache())
+        found = stage.forward(torch.tensor(ids[:half]), cache)
+        for token in ids[half:]:
+            found = stage.forward(torch.tensor([token]), cache)
+    return None if once is None or found is None else (once.numpy(), found.numpy())
+
+
+@pytest.mark.parametrize("layout", ["one process", "TP2", "PP2"])
+def test_pub_080_serving_with_a_cache_keeps_the_windows(layout: str, tmp_path: Path) -> None:
+    """Two layers of window 8: what lies 20 tokens back has no effect, what lies 5 back has."""
+    save_model(tmp_path, config_of("mistral", num_hidden_layers=2, sliding_window=WINDOW))
+    plan = Plan.uniform(2, precision=Precision(), **LAYOUTS[layout])
+    ids = [7 * place % 311 for place in range(40)]
+    expected = _stock_logits(tmp_path, ids)
+    for back, moves in ((None, False), (20, False), (5, True)):
+        changed = [(t + (place == 40 - (back or 99))) % 311 for place, t in enumerate(ids)]
+        answers = [found for found in run_ranks(plan.world_size, _served, tmp_path, plan, changed)]
+        for once, stepwise in filter(None, answers):
+            assert abs(once - stepwise).max() < 1e-5 * abs(expected).max()
+            assert (abs(once - expected).max() > 1e-3) == moves
+
+
+def _stock_logits(folder: Path, ids: list[int]) -> Any:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids])).logits[0, -1].numpy()
