@@ -134,8 +134,8 @@ class StageModule(nn.Module):
         ids_BS: torch.Tensor,
         received_BsH: torch.Tensor | None = None,
         positions_BS: torch.Tensor | None = None,
-        cache: Any = None,
         documents: Documents | None = None,
+        cache: Any = None,
     ) -> torch.Tensor:
         """Runs the stage: token ids or received hidden states to hidden states [B, s, H].
 

@@ -120,12 +120,8 @@ class Interpreter:
         if received is not None and torch.is_grad_enabled():
             received.requires_grad_()
         with self._recorder.span(f"{key[0]}F{key[1]}"):
-            output = stage(
-                microbatch.input_ids,
-                received,
-                microbatch.positions,
-                documents=microbatch.documents,
-            )
+            ids, positions = microbatch.input_ids, microbatch.positions
+            output = stage(ids, received, positions, microbatch.documents)
             if stage.is_last:
                 output = stage.loss(output, microbatch.labels, step.scale)
                 step.losses[key[1]] = output.detach()
