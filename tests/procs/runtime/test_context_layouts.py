@@ -6,11 +6,12 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from family_samples import family_config
 from layouts import DOUBLE, Run, assert_equal_runs, merge, train
 from ranks import run_ranks
 
-from triptych.plan.plan import Plan
+from triptych.plan.plan import Plan, Precision
 
 FAMILIES = ("llama", "mistral window", "gemma2", "gemma3_text", "starcoder2")
 ULYSSES = {"context_method": "ulysses"}
@@ -37,6 +38,16 @@ MORE: dict[str, dict[str, Any]] = {
     "CP2 x PP2 zb-v": {"cp": 2, "pp": 2, "schedule": "zb-v", "chunks": 2},
     "CP2 x TP4, copied KV heads": {"cp": 2, "tp": 4},
 }
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_mixed_precision_on_context_ranks_stays_close_to_one_process(method: str) -> None:
+    plan = Plan.uniform(4, cp=2, context_method=method, precision=Precision.mixed())
+    one = Plan.uniform(4, precision=Precision.mixed())
+    found, expected = (merge(run_ranks(p.world_size, _train, p, "gemma2")) for p in (plan, one))
+    torch.testing.assert_close(
+        torch.tensor(found.losses), torch.tensor(expected.losses), rtol=5e-3, atol=5e-3
+    )
 
 
 def _train(plan: Plan, family: str) -> Run:

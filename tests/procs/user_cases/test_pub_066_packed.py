@@ -16,7 +16,7 @@ from ranks import run_ranks
 from tiny_runs import losses
 from verbs import Ranks, job
 
-from triptych.errors import DataError
+from triptych.errors import DataError, ModelError
 from triptych.plan.plan import Plan, Precision
 from triptych.runtime.microbatch import MicroBatch
 
@@ -104,14 +104,21 @@ def test_pub_066_a_token_of_one_document_moves_no_logits_of_another() -> None:
 
 def test_pub_066_documents_that_do_not_fill_their_row_are_refused() -> None:
     whole = dataclasses.replace(packed(ROWS, 512), documents=((7, 12, 4), (3, 3, 18)))
-
-    def body() -> str:
-        with pytest.raises(DataError) as error:
-            make_engine(Plan.uniform(4), tiny_config()).step([whole], 1e-3)
-        return str(error.value)
-
-    text = run_ranks(1, body)[0]
+    text = run_ranks(1, _refused, tiny_config(), whole)[0]
     assert "[23, 24]" in text and "rows of 24" in text
+
+
+def test_pub_066_frequencies_that_follow_the_length_of_a_row_are_refused() -> None:
+    """The longest document would stretch those of the others."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    text = run_ranks(1, _refused, tiny_config(rope_parameters=rope), packed(ROWS, 512))[0]
+    assert "dynamic" in text and "rows of one document" in text
+
+
+def _refused(config: dict[str, Any], microbatch: MicroBatch) -> str:
+    with pytest.raises((DataError, ModelError)) as error:
+        make_engine(Plan.uniform(4), config).step([microbatch], 1e-3)
+    return str(error.value)
 
 
 def test_pub_066_a_job_keeps_documents_apart_in_every_layout_and_across_a_resume(

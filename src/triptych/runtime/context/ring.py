@@ -86,8 +86,8 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         q, own, out, lse, sinks = ctx.saved_tensors
-        grad, comm = grads[0].contiguous(), ctx.comm
-        grad_q, grad_own, returning = torch.zeros_like(q), torch.zeros_like(own), None
+        grad, comm, returning = grads[0].contiguous(), ctx.comm, None
+        grad_q, grad_own = (torch.zeros_like(x, dtype=lse.dtype) for x in (q, own))
         for step, (kv, tiled) in zip(_steps(ctx.sight), _visits(own, ctx.sight, comm), strict=True):
             grad_kv = torch.zeros_like(own) if step else grad_own
             for tile in tiled:
@@ -103,8 +103,9 @@ class _Ring(torch.autograd.Function):
             returning = comm.start_shift(grad_kv, torch.empty_like(own), by=-step) if step else None
         if returning is not None:
             grad_own += returning.wait()
-        grad_k, grad_v = _parted(grad_own, q)
-        return grad_q, grad_k, grad_v, _sink_gradient(grad, out, lse, sinks), None, None, None
+        grad_k, grad_v = _parted(grad_own.to(own.dtype), q)
+        grad_sinks = _sink_gradient(grad, out, lse, sinks)
+        return grad_q.to(q.dtype), grad_k, grad_v, grad_sinks, None, None, None
 
 
 # --- whose keys --------------------------------------------------------------------------------

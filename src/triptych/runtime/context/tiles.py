@@ -71,7 +71,7 @@ def _length(span: slice) -> int:
     return int(span.stop - span.start)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=1024)  # a step's micro-batches, both passes
 def tiles(sight: Sight, mine: int, theirs: int) -> tuple[Tile, ...]:
     """The tiles of rank `mine`'s queries over rank `theirs`'s keys."""
     if sight[2:] == (None, None, None) and sight.size > 1:
