@@ -72,13 +72,10 @@ def _attend_to_cache(
     query_BHSD: torch.Tensor, key_BKTD: torch.Tensor, value_BKTD: torch.Tensor, scores: Scores
 ) -> torch.Tensor:
     """Attention of the last S of T tokens, for inference."""
-    assert scores.documents is None and scores.sinks is None, "a cache holds one document a row"
+    assert scores.documents is None, "a cache holds one document a row"
     new, total = query_BHSD.shape[2], key_BKTD.shape[2]
-    if scores.softcap is not None:
-        allowed = _allowed(new, total, scores.window, query_BHSD.device)
-        return _capped_attention(
-            query_BHSD, key_BKTD, value_BKTD, allowed, scores.scale, scores.softcap
-        )
+    if scores.softcap is not None or scores.sinks is not None:
+        return _written_out(query_BHSD, key_BKTD, value_BKTD, scores)
     return scaled_dot_product_attention(
         query_BHSD,
         key_BKTD,
@@ -106,24 +103,24 @@ def _allowed(new: int, total: int, window: int | None, device: torch.device) -> 
     return allowed
 
 
-def _capped_attention(
-    query_BHSD: torch.Tensor,
-    key_BKTD: torch.Tensor,
-    value_BKTD: torch.Tensor,
-    allowed_ST: torch.Tensor,
-    scale: float,
-    softcap: float,
+def _written_out(
+    query_BHSD: torch.Tensor, key_BKTD: torch.Tensor, value_BKTD: torch.Tensor, scores: Scores
 ) -> torch.Tensor:
-    """Attention with bent scores, written out: the fused kernels have no place for the tanh."""
+    """Attention with bent scores or sinks: the fused kernels have no place for either."""
     batch, heads, new, dim = query_BHSD.shape
     query_BKGSD = query_BHSD.view(batch, key_BKTD.shape[1], -1, new, dim)
-    scores = query_BKGSD @ key_BKTD[:, :, None].transpose(-1, -2)
-    scores = torch.tanh(scores * (scale / softcap)) * softcap
-    scores = scores.masked_fill(~allowed_ST, float("-inf"))
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.softmax(-1, dtype=wide).to(value_BKTD.dtype)
-    out_BKGSD: torch.Tensor = weights @ value_BKTD[:, :, None]
-    return out_BKGSD.reshape(batch, heads, new, dim)
+    made = query_BKGSD @ key_BKTD[:, :, None].transpose(-1, -2) * scores.scale
+    if scores.softcap is not None:
+        made = torch.tanh(made / scores.softcap) * scores.softcap
+    allowed_ST = _allowed(new, key_BKTD.shape[2], scores.window, query_BHSD.device)
+    made = made.masked_fill(~allowed_ST, float("-inf"))
+    if scores.sinks is not None:  # one more key, without value
+        sinks = scores.sinks.to(made.dtype).view(1, key_BKTD.shape[1], -1, 1, 1)
+        made = torch.cat((made, sinks.expand(*made.shape[:-1], 1)), dim=-1)
+    weights = made.softmax(-1, dtype=torch.promote_types(made.dtype, torch.float32))
+    seen = weights[..., : key_BKTD.shape[2]].to(value_BKTD.dtype)
+    out_BKGSD: torch.Tensor = seen @ value_BKTD[:, :, None]
+    return out_BKGSD.reshape(batch, heads, new, -1)
 
 
 AttentionInterface.register(NAME, causal_attention)

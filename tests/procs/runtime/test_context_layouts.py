@@ -15,16 +15,7 @@ from triptych.plan.plan import Plan, Precision
 
 FAMILIES = ("llama", "mistral window", "gemma2", "gemma3_text", "starcoder2")
 ULYSSES = {"context_method": "ulysses"}
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "CP2 x TP2+SP x PP2": {"cp": 2, "tp": 2, "pp": 2, "sequence_parallel": True},
-    "CP2 ulysses x TP2+SP x PP2": {
-        **ULYSSES,
-        "cp": 2,
-        "tp": 2,
-        "pp": 2,
-        "sequence_parallel": True,
-    },
-}
+THREE = {"cp": 2, "tp": 2, "pp": 2, "sequence_parallel": True}
 MORE: dict[str, dict[str, Any]] = {
     "CP4 ulysses, two ranks a KV head": {**ULYSSES, "cp": 4},
     "CP2 ulysses x DP2 ZeRO-3 recompute": {
@@ -65,10 +56,14 @@ def _assert_one_process(family: str, settings: dict[str, Any]) -> None:
     assert_equal_runs(found, _one_process(family), 1e-12)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families_on_context_tensor_and_pipeline_ranks(family: str, layout: str) -> None:
-    _assert_one_process(family, LAYOUTS[layout])
+def test_families_on_a_ring_beside_tensor_and_pipeline_ranks(family: str) -> None:
+    _assert_one_process(family, THREE)
+
+
+@pytest.mark.parametrize("family", ["mistral window", "gemma2"])
+def test_families_with_dealt_heads_beside_tensor_and_pipeline_ranks(family: str) -> None:
+    _assert_one_process(family, THREE | ULYSSES)
 
 
 @pytest.mark.parametrize("layout", MORE)

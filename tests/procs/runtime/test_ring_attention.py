@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ranks import STRICT, run_ranks
 
 from triptych.plan.context import pieces
+from triptych.runtime.attention import causal_attention
 from triptych.runtime.comm import Communicator, Counters
 from triptych.runtime.context import ring
 from triptych.runtime.context.block import Scores
@@ -143,6 +144,24 @@ def test_attention_of_one_rank_is_the_definition(
         _assert_same(mine, theirs)
     if sinks is not None:
         _assert_same(sinks, expected_sinks)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "documents" not in name])
+def test_the_last_tokens_see_those_of_a_cache(case: str) -> None:
+    q, k, v, _ = _tensors()
+    scores = _scores(case)
+    found, _ = causal_attention(
+        torch.nn.Module(),
+        q[:, :, -5:],
+        k,
+        v,
+        None,
+        scaling=scores.scale,
+        sliding_window=scores.window,
+        softcap=scores.softcap,
+        s_aux=scores.sinks,
+    )
+    _assert_same(found.transpose(1, 2).detach().numpy(), _expected(case)[0][0][:, :, -5:])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from triptych.runtime.context.block import Attended, Scores, attend, attend_back
 from triptych.runtime.context.tiles import Sight, Tile, active_steps, tiles
 
 MASKED_QUERIES = 256
-"""Queries of a tile with a window or written-out scores, at least; and as many as the window."""
+"""Queries of a tile with a window or written-out scores: bounds its mask and its scores."""
 
 
 def ring_attention(
@@ -50,7 +50,7 @@ def ring_attention(
         size=size,
         documents=scores.documents,
         window=window,
-        most=max(MASKED_QUERIES, window or 0) if is_masked else None,
+        most=MASKED_QUERIES if is_masked else None,
     )
     out: torch.Tensor = _Ring.apply(  # type: ignore[no-untyped-call]
         q_BHSD, k_BKSD, v_BKSD, scores.sinks, scores, sight, comm
