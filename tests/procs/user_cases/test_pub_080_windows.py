@@ -6,6 +6,7 @@ The plain reference is the stock library with eager attention and the mask that 
 from __future__ import annotations
 
 import copy
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from layouts import batch_of, make_engine
 from packed import Answer, answer, assert_same
 from ranks import STRICT, run_ranks
 from serve_samples import config_of, save_model
+from verbs import Ranks
 
 from triptych.plan.families import FAMILIES
 from triptych.plan.plan import Plan, Precision
@@ -151,3 +153,12 @@ def _stock_logits(folder: Path, ids: list[int]) -> Any:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     with torch.no_grad():
         return model(input_ids=torch.tensor([ids])).logits[0, -1].numpy()
+
+
+def test_pub_080_verify_finds_windows_and_bent_scores_equal_to_one_process(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(family_config("gemma2")))
+    plan = ("--plan", "cp=2,tp=2", "--seq", "32", "--batch", "2", "--steps", "1")
+    assert "\nthe same as one process, to 1e-10" in ranks.done("verify", path, *plan).out
