@@ -25,9 +25,7 @@ def on_ranks(world: int, function: Callable[[], Any]) -> list[Any]:
 
     def join(rank: int, folder: Path) -> None:
         store = dist.FileStore(str(folder / "store"), world)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT
-        )
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
 
     return _fork(range(world), join, function)
 
@@ -46,9 +44,7 @@ def on_fake_rank(world: int, rank: int, function: Callable[[], Any]) -> Any:
     return _fork([rank], join, function)[0]
 
 
-def _fork(
-    ranks: Any, join: Callable[[int, Path], None], function: Callable[[], Any]
-) -> list[Any]:
+def _fork(ranks: Any, join: Callable[[int, Path], None], function: Callable[[], Any]) -> list[Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         children = {}

@@ -30,7 +30,9 @@ def alone(setting: Setting) -> Trainer:
 def ddp(setting: Setting, optimizer: Any = torch.optim.AdamW) -> Trainer:
     """DistributedDataParallel with gradients as bucket views."""
     model: Any = DistributedDataParallel(WithLoss(setting), gradient_as_bucket_view=True)
-    return _replicas(setting, model, lambda last: nullcontext() if last else model.no_sync(), optimizer)
+    return _replicas(
+        setting, model, lambda last: nullcontext() if last else model.no_sync(), optimizer
+    )
 
 
 def zero_redundancy(setting: Setting) -> Trainer:

@@ -112,6 +112,7 @@ class WithLoss(torch.nn.Module):
         self.setting, self.model = setting, setting.library_model()
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor, scale: float) -> torch.Tensor:
+        """scale x the summed loss of a micro-batch."""
         hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
         return self.setting.loss(hidden, self.model.lm_head.weight, labels, scale)
 

@@ -72,7 +72,9 @@ def pipelining(setting: Setting, schedule: str) -> Trainer:
     count = setting.ranks * (1 if schedule == "1f1b" else 2)
     model = setting.library_model()
     mine = _mine(schedule, setting.ranks, dist.get_rank())
-    stages = {index: Cut(model, *part(setting.layers, count, index), setting.layers) for index in mine}
+    stages = {
+        index: Cut(model, *part(setting.layers, count, index), setting.layers) for index in mine
+    }
     head = model.lm_head.weight
     sink = HeadSink(head) if schedule == "zb-v" else None
     weight = head if sink is None else head.detach()

@@ -108,7 +108,7 @@ class _Scratch:
         self._free: dict[torch.dtype, list[torch.Tensor]] = {}
 
     def take(self, elements: int, like: torch.Tensor) -> torch.Tensor:
-        """At least so many elements with the type and device of `like`; the content is arbitrary."""
+        """At least so many elements, with the type and device of `like` and arbitrary content."""
         free = self._free.setdefault(like.dtype, [])
         free.sort(key=torch.Tensor.numel)
         for place, buffer in enumerate(free):
@@ -294,7 +294,9 @@ class Communicator:
         return tensor.is_cuda or not self._is_gloo
 
     def _launch_exchange(
-        self, out: Sequence[torch.Tensor] | torch.Tensor, tensors: Sequence[torch.Tensor] | torch.Tensor
+        self,
+        out: Sequence[torch.Tensor] | torch.Tensor,
+        tensors: Sequence[torch.Tensor] | torch.Tensor,
     ) -> list[Any]:
         """Sends `tensors[j]` to rank j and receives rank j's into `out[j]`, for all others j."""
         others = [(self.index + step) % self.size for step in range(1, self.size)]
