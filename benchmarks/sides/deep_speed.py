@@ -22,6 +22,8 @@ import torch.distributed as dist
 from sides.setting import OPTIMIZER, Setting, Trainer, WithLoss, make_adamw
 
 VERSION = "0.19.8"
+BUCKET = 1 << 20
+"""Elements: as large as ours; by default its buffers are larger than the model."""
 
 
 def enter_environment() -> None:
@@ -71,7 +73,11 @@ def deep_speed(setting: Setting, stage: int) -> Trainer:
         config={
             "train_micro_batch_size_per_gpu": setting.microbatch,
             "gradient_accumulation_steps": parts,
-            "zero_optimization": {"stage": stage},
+            "zero_optimization": {
+                "stage": stage,
+                "reduce_bucket_size": BUCKET,
+                "allgather_bucket_size": BUCKET,
+            },
             "gradient_clipping": OPTIMIZER.clip_norm,
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 10**9,
