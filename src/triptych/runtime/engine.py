@@ -219,7 +219,8 @@ class Engine:
 
     def _set_training(self, training: bool) -> None:
         for stage in self.stages:
-            stage.train(training)
+            if stage.training is not training:  # it walks over every module
+                stage.train(training)
 
     def _actions(self, num_microbatches: int) -> tuple[Action, ...]:
         plan = self.plan

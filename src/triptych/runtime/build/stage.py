@@ -48,6 +48,14 @@ class Entry(nn.Module):
         return self.received
 
 
+class StageLayers(nn.ModuleList):
+    """The layers of a stage. The library slices its list in every forward: here that is cheap."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """A layer, or a plain list of them."""
+        return [*self][index] if isinstance(index, slice) else super().__getitem__(index)
+
+
 class NoPositions(nn.Module):
     """Stands for the table of positions, which only the first stage adds."""
 
@@ -207,6 +215,8 @@ def cut(
     trunk = causal_lm.get_submodule(family.trunk)
     layers = trunk.get_submodule(family.layers)
     assert isinstance(layers, nn.ModuleList)
+    layers = StageLayers(layers)
+    trunk.add_module(family.layers, layers)
     for index in range(num_layers):
         if not start <= index < stop:
             layers[index] = PassThrough()

@@ -18,6 +18,7 @@ from triptych.runtime.data.bucket import Bucket
 from triptych.runtime.data.sharding import Sharding
 from triptych.runtime.data.slot import Slot
 from triptych.runtime.tensor.linear import Linear
+from triptych.runtime.tensor.shard import VocabularyParallelEmbedding
 
 
 class GradientBuckets:
@@ -108,13 +109,15 @@ class GradientBuckets:
         for module, attribute in slot.places:
             setattr(module, attribute, parameter)
             if isinstance(module, Linear) and attribute == "weight":
-                module.sink = _WeightSink(slot, bucket, self.arrived)
+                module.sink = _WeightSink(slot, bucket, self.arrived, is_product=True)
+            if isinstance(module, VocabularyParallelEmbedding) and len(slot.places) == 1:
+                module.sink = _WeightSink(slot, bucket, self.arrived, is_product=False)
         hook = self._hook(slot, bucket)
         parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _hook(self, slot: Slot, bucket: Bucket) -> Callable[[torch.Tensor], None]:
         def add(parameter: torch.Tensor) -> None:
-            if parameter.grad is None:  # all of it went through the linear's sink
+            if parameter.grad is None:  # all of it went through a sink
                 return
             slot.add(parameter.grad)
             parameter.grad = None
@@ -147,21 +150,26 @@ class GradientBuckets:
 
 
 class _WeightSink:
-    """Lets a linear add its weight gradient to a slot and tell the bucket.
+    """Lets a linear or a table add its weight gradient to a slot and tell the bucket.
 
     A weight that other modules use too (a tied embedding) is complete when autograd says so.
     """
 
     def __init__(
-        self, slot: Slot, bucket: Bucket, arrived: Callable[[Slot, Bucket, bool], None]
+        self,
+        slot: Slot,
+        bucket: Bucket,
+        arrived: Callable[[Slot, Bucket, bool], None],
+        is_product: bool,
     ) -> None:
         self._slot, self._bucket, self._arrived = slot, bucket, arrived
-        self.add_product = slot.add_product
+        self._is_product = is_product
+        self.add_product, self.add_rows = slot.add_product, slot.add_rows
 
     def arrive(self) -> None:
-        """The linear's part of this micro-batch is in the slot."""
+        """This micro-batch's part is in the slot."""
         if len(self._slot.places) == 1:
-            self._arrived(self._slot, self._bucket, True)
+            self._arrived(self._slot, self._bucket, self._is_product)
 
 
 # ---- from slots to buckets ---------------------------------------------------------------------

@@ -74,6 +74,15 @@ class Slot:
             torch.mm(grad_TN.T, input_TK, out=self.gradient)
             self.filled = True
 
+    def add_rows(self, grad_TH: torch.Tensor, ids_T: torch.Tensor) -> None:
+        """Adds a row's gradient for each id: a table's gradient is never made whole apart."""
+        if not self.filled:
+            self._open()
+            self.gradient.zero_()
+            self.filled = True
+        # Unlike `index_add_` it sums in a fixed order on CUDA too.
+        self.gradient.index_put_((ids_T,), grad_TH.to(self.gradient.dtype), accumulate=True)
+
     def _open(self) -> None:
         assert self.room is not None
         self.room.open()

@@ -100,11 +100,11 @@ class _CrossEntropy(torch.autograd.Function):
             rows = slice(start, start + CHUNK_TOKENS)
             logits = (hidden_TH[rows] @ weight_vH.T).to(wide)
             slope = bending.bend(logits)
-            losses, gradient = _softmax_loss(logits, labels_T[rows], vocabulary)
+            factor = scale * bending.factor
+            losses, gradient = _softmax_loss(logits, labels_T[rows], vocabulary, factor)
             loss += losses.sum()
             if grad_hidden is None:
                 continue
-            gradient.mul_(scale * bending.factor)
             if slope is not None:
                 gradient.mul_(slope)
             gradient = gradient.to(hidden_TH.dtype)
@@ -127,9 +127,12 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _softmax_loss(
-    logits_Tv: torch.Tensor, labels_T: torch.Tensor, vocabulary: Vocabulary
+    logits_Tv: torch.Tensor,
+    labels_T: torch.Tensor,
+    vocabulary: Vocabulary,
+    factor: float | torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses [T] and their gradient by the logits [T, v]; overwrites the logits."""
+    """Losses [T], and factor x their gradient by the logits [T, v]; overwrites the logits."""
     comm = vocabulary.comm
     trained_T = labels_T != IGNORED
     largest_T = comm.all_reduce(logits_Tv.amax(dim=1), maximum=True)
@@ -140,6 +143,8 @@ def _softmax_loss(
     exp_Tv = logits_Tv.exp_()
     sums_2T = comm.all_reduce(torch.stack((exp_Tv.sum(dim=1), target_T)))
     losses_T = torch.where(trained_T, sums_2T[0].log() - sums_2T[1], 0)
-    gradient_Tv = exp_Tv.mul_((trained_T / sums_2T[0])[:, None].to(exp_Tv.dtype))
-    gradient_Tv.scatter_add_(1, column_T, -here_T[:, None].to(exp_Tv.dtype))
+    # The factor enters by token: no pass of its own over [T, v].
+    weight_T = trained_T.to(exp_Tv.dtype) * factor
+    gradient_Tv = exp_Tv.mul_((weight_T / sums_2T[0])[:, None])
+    gradient_Tv.scatter_add_(1, column_T, -(weight_T * here_T)[:, None])
     return losses_T, gradient_Tv
