@@ -2,8 +2,9 @@
 
 Full recomputation keeps a layer's input and runs its forward again, up to the last tensor that the
 backward needs: the MLP's last product and its reduction are not repeated (PyTorch's
-non-reentrant checkpoint stops there). Selective recomputation runs attention again
-(Korthikanti et al. 2022, sec. 5).
+non-reentrant checkpoint stops there). Selective recomputation runs attention again, from its
+queries, keys and values (Korthikanti et al. 2022, sec. 5): scores are not kept, nor is the
+log-sum-exp of a fused kernel; attention's output is, by the product that reads it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
 from triptych.model.model import Block, Mlp, Model
+from triptych.model.operators import Operator
 
 
 def repeated(
@@ -57,8 +59,7 @@ def saved_elements(site: Site, local: tuple[LocalOperator, ...], setting: Settin
     """Elements per token that a layer keeps if nothing is recomputed."""
     split = setting.sequence_split
     saved = sum(op.saved + op.sequence_saved / split for op in local)
-    if setting.attention == "eager":
-        saved += _score_elements(site, local)
+    saved += _score_elements(site, local, setting)
     return saved + (0.0 if setting.compile else _unfused_elements(local, setting, site.rates))
 
 
@@ -68,19 +69,48 @@ def kept_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting
         return site.model.hidden / setting.sequence_split
     saved = saved_elements(site, local, setting)
     if setting.recompute == "selective":
-        saved -= sum(
-            op.query_heads * (op.operator.value_dim + 2)  # output and log-sum-exp
-            for op in local
-            if op.operator.kind == "attention"
-        )
-        saved -= _score_elements(site, local) if setting.attention == "eager" else 0.0
+        saved -= _core_elements(site, local, setting)
     return saved
 
 
-def _score_elements(site: Site, local: tuple[LocalOperator, ...]) -> float:
-    """Elements per token of materialised score matrices."""
-    heads = sum(op.query_heads for op in local if op.operator.kind == "attention")
-    return float(heads * site.sequence_length)
+LOG_SUM = 2.0
+"""Elements of a fp32 log-sum-exp, which attention keeps of each head."""
+
+
+def _core_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """What attention keeps beside its inputs and its output, which the next product keeps."""
+    log_sums = LOG_SUM * sum(op.query_heads for op in local if op.operator.kind == "attention")
+    return log_sums + _score_elements(site, local, setting)
+
+
+def _score_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """Elements per token of score matrices that exist, instead of a log-sum-exp.
+
+    Keys and values are repeated then for the query heads that share them.
+    """
+    elements = 0.0
+    for op in local:
+        if op.operator.kind == "attention":
+            matrices = _score_matrices(op.operator, setting, site.rates)
+            elements += op.query_heads * site.sequence_length * matrices
+            if op.operator.is_written_out:
+                width = op.operator.head_dim + op.operator.value_dim
+                elements += (op.query_heads - op.kv_heads) * width - op.query_heads * LOG_SUM
+    return elements
+
+
+def _score_matrices(operator: Operator, setting: Setting, rates: Rates) -> float:
+    """Matrices of the size of the scores that attention keeps (`runtime/attention.py`).
+
+    Written out: the softmax in fp32 and what it is rounded to; the tanh of soft-capped scores;
+    of dropout the mask, a byte an element, and what it leaves.
+    """
+    if not operator.is_written_out:
+        return 1.0 if setting.attention == "eager" else 0.0
+    is_narrow = rates.element_bytes < 4.0
+    softmax = 4.0 / rates.element_bytes + 1.0 if is_narrow else 1.0
+    dropped = 1.0 + 1.0 / rates.element_bytes if operator.dropout else 0.0
+    return softmax + float(operator.softcapped) + dropped
 
 
 def _unfused_elements(local: tuple[LocalOperator, ...], setting: Setting, rates: Rates) -> float:

@@ -19,6 +19,7 @@ class Setting(NamedTuple):
     attention: str  # sdpa, flash, eager
     compile: bool
     dtype: str  # of parameters and compute
+    recompute_every: int = 1  # of a stage's layers, those with a multiple of it are recomputed
 
     @classmethod
     def of(cls, plan: Plan) -> Setting:
@@ -33,7 +34,13 @@ class Setting(NamedTuple):
             attention=plan.attention,
             compile=plan.compile,
             dtype=plan.precision.parameter,
+            recompute_every=plan.recompute_every,
         )
+
+    @property
+    def kept(self) -> Setting:
+        """The setting of the layers that are not recomputed."""
+        return self._replace(recompute="none", recompute_every=1)
 
     @property
     def sequence_split(self) -> int:

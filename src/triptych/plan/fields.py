@@ -60,6 +60,7 @@ SETTINGS: dict[str, Field] = {
     "chunks": _COUNT,
     "microbatch": _COUNT,
     "recompute": Field(str, values=("none", "selective", "full")),
+    "recompute_every": _COUNT,
     "sequence_parallel": Field(bool),
     "offload": Field(str, values=("none", "optimizer", "activations", "parameters")),
     "rank_order": Field(str, values=(RANK_ORDER,)),

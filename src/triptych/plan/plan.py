@@ -76,6 +76,7 @@ class Plan:
     chunks: int = 1
     microbatch: int = 1
     recompute: str = "none"
+    recompute_every: int = 1  # 2: only layers 0, 2, 4, ... are recomputed
     sequence_parallel: bool = False
     offload: str = "none"
     precision: Precision = field(default_factory=Precision)
@@ -167,6 +168,10 @@ class Plan:
         """
         return self.zero >= 2 and self.accumulation != "reduce_last"
 
+    def recomputes(self, layer: int) -> bool:
+        """True if the backward runs a layer, or its attention, again."""
+        return self.recompute != "none" and layer % self.recompute_every == 0
+
     def num_microbatches(self, global_batch: int) -> int:
         """Micro-batches a step of each pipeline; legality says when this divides."""
         return global_batch // (self.microbatch * self.dp)
@@ -187,6 +192,7 @@ class Plan:
         words += [f"schedule={self.schedule}"] if self.pp > 1 or self.chunks > 1 else []
         words += [f"chunks={self.chunks}"] if self.chunks > 1 else []
         words += [f"recompute={self.recompute}"] if self.recompute != "none" else []
+        words += [f"recompute_every={self.recompute_every}"] if self.recompute_every > 1 else []
         words += [f"precision={self.precision.parameter}"]
         counts = [stage.num_layers for stage in self.stages]
         if tuple(counts) != even_split(sum(counts), len(counts)):

@@ -96,6 +96,12 @@ def _settings(plan: Plan) -> Iterator[Problem]:
             "only ZeRO-2 and 3 divide gradients, so only they can reduce each micro-batch's",
             "accumulation=auto, or zero=2 or 3",
         )
+    if plan.recompute == "none" and plan.recompute_every > 1:
+        yield Problem(
+            f"recompute_every={plan.recompute_every} with recompute=none",
+            "it says which layers are recomputed, so something must be",
+            "recompute=full, or recompute_every=1",
+        )
 
 
 def _degrees_below_one(plan: Plan) -> Iterator[bool]:
@@ -373,7 +379,6 @@ def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
             f"context parallelism (cp={plan.cp}) with soft-capped attention scores",
         ),
         (plan.ep > 1, f"expert parallelism (ep={plan.ep})"),
-        (plan.recompute == "selective", "selective recomputation (recompute=selective)"),
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),
         (plan.compile, "compilation (compile=true)"),

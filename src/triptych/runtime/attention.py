@@ -7,6 +7,8 @@ K key/value heads, S new tokens, T all tokens, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from transformers import AttentionInterface
 
 from triptych.runtime.comm import Communicator
 from triptych.runtime.context.ring import ring_attention
+from triptych.runtime.recompute import AGAIN
 
 NAME = "triptych"
 CONTEXT = "context_ranks"
@@ -34,23 +37,43 @@ def causal_attention(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of the last S of T tokens; the result is [B, S, H, D].
 
+    If the module says so (`recompute_attention`) it keeps nothing but its inputs.
+
     `sliding_window` w lets a token see itself and the w - 1 before it. With fewer key than query
     heads, consecutive query heads share one. `softcap` c bends scores to c x tanh(scores / c).
     """
     assert attention_mask is None, "masks are decided here"
+    run: Callable[..., torch.Tensor] = getattr(module, AGAIN, _run_once)
     scale = query_BHSD.shape[-1] ** -0.5 if scaling is None else scaling
+    core = partial(_attend, module, scale=scale, window=sliding_window, softcap=softcap)
+    return run(core, query_BHSD, key_BKTD, value_BKTD).transpose(1, 2), None
+
+
+def _run_once(core: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    return core(*tensors)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query_BHSD: torch.Tensor,
+    key_BKTD: torch.Tensor,
+    value_BKTD: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """What lies between the projections; [B, H, S, D]."""
     context: Communicator | None = getattr(module, CONTEXT, None)
     if context is not None:
-        assert softcap is None and sliding_window is None, "the rules of plans refuse these"
-        ringed = ring_attention(query_BHSD, key_BKTD, value_BKTD, scale, context)
-        return ringed.transpose(1, 2), None
+        assert softcap is None and window is None, "the rules of plans refuse these"
+        return ring_attention(query_BHSD, key_BKTD, value_BKTD, scale, context)
     new, total = query_BHSD.shape[2], key_BKTD.shape[2]
     if softcap is not None:
-        allowed = _allowed(new, total, sliding_window, query_BHSD.device)
-        capped = _capped_attention(query_BHSD, key_BKTD, value_BKTD, allowed, scale, softcap)
-        return capped.transpose(1, 2), None
-    mask = _mask(new, total, sliding_window, query_BHSD.device)
-    out_BHSD = scaled_dot_product_attention(
+        allowed = _allowed(new, total, window, query_BHSD.device)
+        return _capped_attention(query_BHSD, key_BKTD, value_BKTD, allowed, scale, softcap)
+    mask = _mask(new, total, window, query_BHSD.device)
+    return scaled_dot_product_attention(
         query_BHSD,
         key_BKTD,
         value_BKTD,
@@ -59,7 +82,6 @@ def causal_attention(
         scale=scale,
         enable_gqa=query_BHSD.shape[1] != key_BKTD.shape[1],
     )
-    return out_BHSD.transpose(1, 2), None
 
 
 def _mask(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor | None:

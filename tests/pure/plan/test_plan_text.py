@@ -66,6 +66,8 @@ def legal_plans(draw: st.DrawFn) -> Plan:
     extra = draw(OTHERS) | {"precision": draw(PRECISIONS), "layouts": draw(LAYOUTS)}
     if extra["accumulation"] == "reduce_each":
         extra["zero"] = draw(st.integers(2, 3))
+    if extra["recompute"] == "none":
+        extra["recompute_every"] = 1
     chunks = TRAITS[extra["schedule"]].least_chunks
     if len(stages) % chunks or (each and chunks > 1):
         chunks, extra["schedule"] = 1, "1f1b"

@@ -21,7 +21,7 @@ from triptych.plan.families import Family, family_of
 from triptych.plan.plan import Plan, part
 from triptych.runtime.attention import CONTEXT
 from triptych.runtime.mesh import Mesh
-from triptych.runtime.recompute import recompute_layer
+from triptych.runtime.recompute import recompute_attention, recompute_layer
 from triptych.runtime.tensor.functions import enter_region
 from triptych.runtime.tensor.linear import Deferral, Linear, replace_linears
 from triptych.runtime.tensor.loss import Bending, Vocabulary, cross_entropy
@@ -82,7 +82,7 @@ class StageModule(nn.Module):
         self._trunk = causal_lm.get_submodule(self._family.trunk)
         self._bending = _bending(self._family, causal_lm.config)
         self._hidden = model.hidden
-        self._recompute = plan.recompute
+        self._plan = plan
         self._tensor = mesh.tensor
         self._context = mesh.context
         self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
@@ -107,8 +107,14 @@ class StageModule(nn.Module):
                 set_heads(layer, model, self._tensor)
             if self._context.size > 1:
                 setattr(layer.get_submodule(family.attention), CONTEXT, self._context)
-            if self._recompute == "full":
-                recompute_layer(layer)
+            if self._plan.recomputes(index):
+                self._recompute(layer)
+
+    def _recompute(self, layer: nn.Module) -> None:
+        if self._plan.recompute == "full":
+            recompute_layer(layer)
+        else:
+            recompute_attention(layer.get_submodule(self._family.attention))
 
     def to_device(self, device: torch.device) -> None:
         """Moves the rotary frequencies; parameters are allocated where they belong."""
