@@ -102,15 +102,15 @@ def _score_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setti
 def _score_matrices(operator: Operator, setting: Setting, rates: Rates) -> float:
     """Matrices of the size of the scores that attention keeps (`runtime/attention.py`).
 
-    Written out: the softmax in fp32 and what it is rounded to; the tanh of soft-capped scores;
-    of dropout the mask, a byte an element, and what it leaves.
+    Written out: the softmax in fp32; the weights that multiply the values if they are others,
+    rounded or dropped; the mask of dropout, a byte an element; the tanh of soft-capped scores.
     """
     if not operator.is_written_out:
         return 1.0 if setting.attention == "eager" else 0.0
-    is_narrow = rates.element_bytes < 4.0
-    softmax = 4.0 / rates.element_bytes + 1.0 if is_narrow else 1.0
-    dropped = 1.0 + 1.0 / rates.element_bytes if operator.dropout else 0.0
-    return softmax + float(operator.softcapped) + dropped
+    softmax = max(1.0, 4.0 / rates.element_bytes)
+    mask = 1.0 / rates.element_bytes if operator.dropout else 0.0
+    has_others = operator.dropout or softmax > 1.0
+    return softmax + has_others + mask + operator.softcapped
 
 
 def _unfused_elements(local: tuple[LocalOperator, ...], setting: Setting, rates: Rates) -> float:

@@ -342,6 +342,10 @@ def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
             plan.cp > 1 and model.family in FAMILIES and FAMILIES[model.family].bends_scores,
             f"context parallelism (cp={plan.cp}) with soft-capped attention scores",
         ),
+        (
+            plan.cp > 1 and any(block.attention.dropout for block in model.blocks),
+            f"context parallelism (cp={plan.cp}) with dropout of attention weights",
+        ),
         (plan.ep > 1, f"expert parallelism (ep={plan.ep})"),
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),

@@ -9,7 +9,7 @@ end the reductions; gradient norm; clipped update; gather of updated values unde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +24,7 @@ from triptych.plan.ranks import placement, stages_of_rank
 from triptych.runtime.build.slots import collect_slots, fill_initial
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen_norms
-from triptych.runtime.build.zoo import require_fixed_rotary, require_no_dropout, skeleton
+from triptych.runtime.build.zoo import require_fixed_rotary, skeleton
 from triptych.runtime.context.zigzag import zigzag_positions
 from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.live import LiveBytes, live_bytes
@@ -32,6 +32,7 @@ from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.pieces import weight_shards
 from triptych.runtime.data.sharding import Sharding
 from triptych.runtime.data.units import Residence, units_of
+from triptych.runtime.dropout import Masks, place_dropout
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
@@ -82,10 +83,12 @@ class Engine:
         deferral: Deferral,
         buckets: GradientBuckets,
         optimizer: ShardedAdamW,
+        masks: Masks,
     ) -> None:
         self.plan, self.model, self.mesh = plan, model, mesh
         self.stages, self.buckets, self.optimizer = stages, buckets, optimizer
         self._split = plan.tp if plan.sequence_parallel else 1
+        self._masks = masks
         self._unit = self._split * (2 * plan.cp if plan.cp > 1 else 1)
         self._recorder = Recorder(mesh.device)
         self._interpreter = Interpreter(
@@ -96,6 +99,7 @@ class Engine:
             dtype=torch_dtype(plan.precision.parameter),
             hidden=model.hidden,
             sequence_split=self._split,
+            masks=masks,
         )
 
     @classmethod
@@ -118,6 +122,9 @@ class Engine:
             StageModule(_causal_lm(config, plan), model, plan, mesh, index, deferral)
             for index in stages_of_rank(plan, mesh.coordinates.pp)
         ]
+        masks = _masks(plan, mesh, seed)
+        for stage in stages:
+            place_dropout(stage, model, mesh.tensor, masks)
         slots = collect_slots(stages, model, plan, mesh)
         buckets = GradientBuckets(
             slots,
@@ -144,6 +151,7 @@ class Engine:
             deferral=deferral,
             buckets=buckets,
             optimizer=ShardedAdamW(buckets, plan, optimizer or OptimizerSettings()),
+            masks=masks,
         )
 
     # ---- a step ------------------------------------------------------------------------------
@@ -160,6 +168,7 @@ class Engine:
             squared = self.optimizer.squared_norm()
             scalars = self.mesh.world.all_reduce(torch.stack((loss, squared)))
             self.optimizer.step(learning_rate, scalars[1].sqrt())
+        self._masks.step += 1
         return StepResult(scalars, tokens, self._times(), self._bytes())
 
     def gradients(self, microbatches: Sequence[MicroBatch]) -> tuple[torch.Tensor, int]:
@@ -197,7 +206,11 @@ class Engine:
 
     def _prepare(self, microbatches: Sequence[MicroBatch]) -> tuple[list[MicroBatch], int]:
         """This rank's tokens on its device, and the trained tokens of the global batch."""
-        mine = [self._own_tokens(microbatch) for microbatch in microbatches]
+        first = self.mesh.coordinates.dp * sum(len(m.input_ids) for m in microbatches)
+        mine = []
+        for microbatch in microbatches:
+            mine.append(replace(self._own_tokens(microbatch), first=first))
+            first += len(microbatch.input_ids)
         tokens = self._count_tokens(mine)
         return [microbatch.to(self.mesh.device) for microbatch in mine], tokens
 
@@ -256,6 +269,7 @@ class Engine:
     def after_load(self, step: int) -> None:
         """Takes what was loaded into the shards as the state after `step` steps."""
         self.optimizer.after_load(step)
+        self._masks.step = step
 
     def differing_replicas(self) -> list[str]:
         """Parameters whose copies are not bitwise equal, with the ranks; collective."""
@@ -312,12 +326,22 @@ def _rows(
 
 def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
     causal_lm = skeleton(config)
-    require_no_dropout(causal_lm)
     if plan.cp > 1:
         require_fixed_rotary(causal_lm)
     if plan.precision.parameter == "fp64":
         widen_norms(causal_lm)
     return causal_lm
+
+
+def _masks(plan: Plan, mesh: Mesh, seed: int) -> Masks:
+    is_split = plan.sequence_parallel and plan.tp > 1
+    return Masks(
+        seed,
+        num_parts=plan.tp if is_split else 1,
+        part_index=mesh.tensor.index if is_split else 0,
+        context_size=plan.cp,
+        device=mesh.device,
+    )
 
 
 _FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})

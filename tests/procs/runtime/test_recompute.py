@@ -120,9 +120,11 @@ def test_layers_keep_the_bytes_that_are_priced(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_selective_recomputation_keeps_no_scores(dtype: str) -> None:
-    """Soft-capped scores are written out; the causal mask is small beside them."""
-    config = family_config("gemma2 untied")
+@pytest.mark.parametrize(
+    "config", [family_config("gemma2 untied"), tiny_config(attention_dropout=0.1)], ids=["caps", ""]
+)
+def test_selective_recomputation_keeps_no_scores(config: dict[str, Any], dtype: str) -> None:
+    """Scores that are capped, or dropped, are written out; the causal mask is small beside them."""
     counted, priced = _counted(config, dtype, 256), _priced(config, dtype, 256)
     saved = counted["none"] - counted["selective"]
     assert saved == pytest.approx(priced["none"] - priced["selective"], rel=0.05)

@@ -17,6 +17,7 @@ import torch
 
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.comm import Pending
+from triptych.runtime.dropout import Masks
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.record import Recorder
 from triptych.runtime.tensor.linear import Deferral
@@ -30,18 +31,20 @@ Key = tuple[int, int]
 class MicroBatch:
     """Token ids [B, S] and labels [B, S]: `labels[t]` is the target of position t, -100 none.
 
-    `positions` [S] are given where the tokens are a part of their sequences.
+    `positions` [S] are given where the tokens are a part of their sequences. `first` is the number
+    of the first sequence in the global batch.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
     positions: torch.Tensor | None = None
+    first: int = 0
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on a device."""
         ids, labels = (x.to(device, non_blocking=True) for x in (self.input_ids, self.labels))
         positions = None if self.positions is None else self.positions.to(device)
-        return MicroBatch(ids, labels, positions)
+        return MicroBatch(ids, labels, positions, self.first)
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class Interpreter:
         stages: this rank's stages by index.
         channels: where each stage's hidden states and gradients go and come from.
         deferral: keeps weight gradients between actions I and W.
+        masks: of dropout, to be turned to the micro-batch that runs, or runs again.
         recorder: gets one span per computation and per wait.
         dtype, hidden, sequence_split: of the hidden states that travel, [B, S/split, H].
     """
@@ -87,10 +91,11 @@ class Interpreter:
         dtype: torch.dtype,
         hidden: int,
         sequence_split: int,
+        masks: Masks | None = None,
     ) -> None:
         self._stages = stages
         self._channels = channels
-        self._deferral = deferral
+        self._deferral, self._masks = deferral, masks
         self._recorder = recorder
         self._dtype, self._hidden, self._split = dtype, hidden, sequence_split
         self._do: dict[Kind, Callable[[_Step, Key], None]] = {
@@ -136,6 +141,7 @@ class Interpreter:
         received = self._arrived(step, Kind.RECV_F, key)
         if received is not None and torch.is_grad_enabled():
             received.requires_grad_()
+        self._turn_masks(microbatch)
         with self._recorder.span(f"{key[0]}F{key[1]}"):
             output = stage(microbatch.input_ids, received, microbatch.positions)
             if stage.is_last:
@@ -148,6 +154,7 @@ class Interpreter:
     def _backward(self, step: _Step, key: Key) -> None:
         gradient = self._arrived(step, Kind.RECV_B, key)
         flight = step.in_flight.pop(key)
+        self._turn_masks(step.microbatches[key[1]])
         with self._recorder.span(f"{key[0]}B{key[1]}"):
             torch.autograd.backward(flight.output, gradient)
         self._pass_gradient(step, key, flight)
@@ -155,6 +162,7 @@ class Interpreter:
     def _input_gradient(self, step: _Step, key: Key) -> None:
         gradient = self._arrived(step, Kind.RECV_B, key)
         flight = step.in_flight.pop(key)
+        self._turn_masks(step.microbatches[key[1]])
         with self._recorder.span(f"{key[0]}I{key[1]}"):
             self._deferral.begin()
             torch.autograd.backward(flight.output, gradient)
@@ -164,6 +172,11 @@ class Interpreter:
     def _weight_gradient(self, step: _Step, key: Key) -> None:
         with self._recorder.span(f"{key[0]}W{key[1]}"):
             self._deferral.run(key)
+
+    def _turn_masks(self, microbatch: MicroBatch) -> None:
+        if self._masks is not None:
+            length = microbatch.input_ids.shape[1]
+            self._masks.turn_to(microbatch.first, length, microbatch.positions)
 
     def _pass_gradient(self, step: _Step, key: Key, flight: _InFlight) -> None:
         if flight.received is None:
