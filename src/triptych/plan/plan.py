@@ -56,6 +56,11 @@ class Precision:
         """True if master weights are a copy of their own."""
         return self.master != self.parameter
 
+    @property
+    def scales_loss(self) -> bool:
+        """True if gradients pass through fp16, whose range is too small for them as they are."""
+        return "fp16" in (self.parameter, self.gradient, self.reduction)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -27,7 +27,7 @@ from triptych.runtime.build.wide import widen_norms
 from triptych.runtime.build.zoo import require_fixed_rotary, skeleton
 from triptych.runtime.context.zigzag import zigzag_positions
 from triptych.runtime.data.buckets import GradientBuckets
-from triptych.runtime.data.live import LiveBytes, live_bytes
+from triptych.runtime.data.live import LiveBytes, live_bytes, live_dtypes
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.pieces import weight_shards
 from triptych.runtime.data.sharding import Sharding
@@ -36,9 +36,10 @@ from triptych.runtime.dropout import Masks, place_dropout
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
-from triptych.runtime.precision import torch_dtype
+from triptych.runtime.precision import dtype_name, torch_dtype
 from triptych.runtime.record import Recorder
 from triptych.runtime.replicas import differing_replicas
+from triptych.runtime.scaling import LossScale, Scaling, read
 from triptych.runtime.shard import Shard
 from triptych.runtime.tensor.linear import Deferral
 from triptych.runtime.tensor.loss import IGNORED
@@ -58,6 +59,7 @@ class StepResult:
     tokens: int
     time_s: dict[str, float]
     bytes_sent: dict[str, int]
+    told: torch.Tensor | None = None
 
     @property
     def loss(self) -> float:
@@ -67,7 +69,12 @@ class StepResult:
     @property
     def grad_norm(self) -> float:
         """Global gradient norm before clipping; each parameter counts once."""
-        return float(self.scalars[1].sqrt())
+        return float(self.scalars[1])
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """What loss scaling did, if the precision needs it."""
+        return None if self.told is None else read(self.told)
 
 
 class Engine:
@@ -89,6 +96,7 @@ class Engine:
         self.stages, self.buckets, self.optimizer = stages, buckets, optimizer
         self._split = plan.tp if plan.sequence_parallel else 1
         self._masks = masks
+        self.loss_scale = LossScale(mesh.device) if plan.precision.scales_loss else None
         self._unit = self._split * (2 * plan.cp if plan.cp > 1 else 1)
         self._recorder = Recorder(mesh.device)
         self._interpreter = Interpreter(
@@ -133,6 +141,7 @@ class Engine:
             bucket_bytes=plan.bucket_bytes,
             values=torch_dtype(plan.precision.parameter),
             gradients=torch_dtype(plan.precision.gradient),
+            reduction=torch_dtype(plan.precision.reduction),
             device=mesh.device,
         )
         for stage in stages:
@@ -167,27 +176,38 @@ class Engine:
         with self._recorder.span("optimizer"):
             squared = self.optimizer.squared_norm()
             scalars = self.mesh.world.all_reduce(torch.stack((loss, squared)))
-            self.optimizer.step(learning_rate, scalars[1].sqrt())
+            scalars[1].sqrt_()
+            told = self._update(scalars[1], learning_rate)
         self._masks.step += 1
-        return StepResult(scalars, tokens, self._times(), self._bytes())
+        return StepResult(scalars, tokens, self._times(), self._bytes(), told)
+
+    def _update(self, norm: torch.Tensor, learning_rate: float) -> torch.Tensor | None:
+        """Updates the weights; makes the norm that of gradients without loss scale."""
+        if self.loss_scale is None:
+            self.optimizer.step(learning_rate, norm)
+            return None
+        norm.div_(self.loss_scale.value)
+        self.optimizer.step(learning_rate, norm, self.loss_scale.value)
+        return self.loss_scale.update(norm)
 
     def gradients(self, microbatches: Sequence[MicroBatch]) -> tuple[torch.Tensor, int]:
         """Leaves global gradients in the buckets; this rank's part of the loss, and the tokens.
 
-        The parts of the loss add up over all ranks.
+        The parts of the loss add up over all ranks. Gradients are multiplied by the loss scale.
         """
         prepared, tokens = self._prepare(microbatches)
         self._set_training(True)
         self.buckets.begin_step()
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
         losses = self._interpreter.run(
             self._actions(len(prepared)),
             prepared,
-            1.0 / max(tokens, 1),
+            scale / max(tokens, 1),
             self.buckets.begin_final,
         )
         with self._recorder.span("data_comm"):
             self.buckets.finish()
-        return self._owned_loss(losses), tokens
+        return self._owned_loss(losses) / scale, tokens
 
     def evaluate(self, microbatches: Sequence[MicroBatch]) -> tuple[float, int]:
         """Summed loss and trained tokens over all replicas' micro-batches, without gradients.
@@ -266,9 +286,21 @@ class Engine:
         """Bytes of the live tensors of the model's state on this rank, by term."""
         return live_bytes(self.buckets, self.optimizer)
 
-    def after_load(self, step: int) -> None:
+    def dtypes(self) -> dict[str, str]:
+        """The dtypes of this rank's live tensors, by what they are for."""
+        return {kind: dtype_name(dtype) for kind, dtype in live_dtypes(self.optimizer).items()}
+
+    def training_state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the shards, the same on all ranks."""
+        return {} if self.loss_scale is None else {"scaling": self.loss_scale.state()}
+
+    def after_load(self, step: int, state: Mapping[str, Any] | None = None) -> None:
         """Takes what was loaded into the shards as the state after `step` steps."""
-        self.optimizer.after_load(step)
+        skipped = 0.0
+        if self.loss_scale is not None and state and "scaling" in state:
+            self.loss_scale.load(state["scaling"])
+            skipped = state["scaling"]["skipped_steps"]
+        self.optimizer.after_load(step - int(skipped))
         self._masks.step = step
 
     def differing_replicas(self) -> list[str]:

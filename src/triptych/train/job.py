@@ -212,7 +212,7 @@ class Parallel(Section):
     ranks: Count | None = Field(
         default=None, description="Processes. Default: the plan's, the launch's or one per device."
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
         description="Dtype of compute; master weights and moments are fp32. `auto`: what the plan "
         "says, else bf16 on GPUs and fp32 on CPUs.",

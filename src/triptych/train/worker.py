@@ -179,9 +179,7 @@ class _Rank:
             reporter.close()
 
     def _train(self, engine: Engine, memory: PeakMemory, reporter: Reporter) -> Summary:
-        gradient = str(engine.buckets.buckets[0].gradients.dtype).removeprefix("torch.")
-        mine = built(engine.shards(), engine.mesh.coordinates.pp, gradient)
-        for line in show_startup(self._plan, self._model, mine):
+        for line in show_startup(self._plan, self._model, built(engine)):
             reporter.say(line)
         checkpoints = Checkpoints(engine, self._job, self._stream(), self._files())
         self._status.set(0, Phase.LOAD)

@@ -31,7 +31,7 @@ PADDING = 128
 
 
 class Bucket:
-    """Slots that travel in one message."""
+    """Slots that travel in one message, their gradients as `reduction`."""
 
     def __init__(
         self,
@@ -40,12 +40,14 @@ class Bucket:
         *,
         values: torch.dtype,
         gradients: torch.dtype,
+        reduction: torch.dtype,
         device: torch.device,
     ) -> None:
         self.slots = tuple(slots)
         self.before = slots[0].before
         self.is_late = slots[0].stage is None
         self.sharding = sharding
+        self._reduction = reduction
         self.elements = _lay_out(slots, math.lcm(sharding.shard.size, PADDING))
         size = self.elements // sharding.shard.size
         self.start = sharding.shard.index * size
@@ -168,10 +170,21 @@ class Bucket:
             self._forget_arrivals()
 
     def _start_scatter(self) -> Pending:
+        travelling = self.packed(self.gradients)
+        if travelling is not self.gradients:
+            return self.sharding.shard.start_reduce_scatter(travelling)
         part = self.gradients[self.start : self.stop]
         if self.sharding.divides_gradients and not self._holds_gradient:
             part = self.shard_gradients
         return self.sharding.shard.start_reduce_scatter(self.gradients, out=part)
+
+    def packed(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Gradients as they travel: themselves, or a copy in another dtype."""
+        return gradients.to(self._reduction)
+
+    def _unpack(self, reduced: torch.Tensor) -> None:
+        if reduced.dtype != self.shard_gradients.dtype:
+            self.shard_gradients.copy_(reduced)
 
     def finish_scatter(self) -> None:
         """Takes the reduced part into this rank's shard; divided gradients lose their memory.
@@ -182,9 +195,11 @@ class Bucket:
             return
         part = self._scattering.wait()
         self._scattering = None
+        if self.sharding.divides_gradients and self._holds_gradient:
+            self.shard_gradients.add_(part)
+        else:
+            self._unpack(part)
         if self.sharding.divides_gradients:
-            if self._holds_gradient:
-                self.shard_gradients.add_(part)
             _vacate(self.gradients)
             self._is_open = False
         self._holds_gradient = True
@@ -200,16 +215,17 @@ class Bucket:
 
     def _start_sum(self) -> None:
         if self.sharding.replicas.size > 1 and not self._is_summed:
-            self._summing = self.sharding.replicas.start_all_reduce(self.shard_gradients)
+            travelling = self.packed(self.shard_gradients)
+            self._summing = self.sharding.replicas.start_all_reduce(travelling)
         self._is_summed = True
 
     def finish_reduce(self) -> None:
         """Makes the shard's gradients global sums."""
         if self._summing is not None:
-            self._summing.wait()
+            self._unpack(self._summing.wait())
             self._summing = None
         if self.before is not None:
-            self.before.all_reduce(self.shard_gradients)
+            self._unpack(self.before.all_reduce(self.packed(self.shard_gradients)))
 
 
 def _lay_out(slots: Sequence[Slot], unit: int) -> int:

@@ -10,6 +10,7 @@ one that travels.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ class GradientBuckets:
         sharding: what is divided among whom.
         unit_of: the unit of a slot: with divided values no bucket holds slots of two.
         bucket_bytes: bytes of gradients after which a bucket is closed.
+        values, gradients, reduction: dtypes of what is kept, and of gradients that travel.
 
     """
 
@@ -40,15 +42,14 @@ class GradientBuckets:
         bucket_bytes: int,
         values: torch.dtype,
         gradients: torch.dtype,
+        reduction: torch.dtype,
         device: torch.device,
     ) -> None:
         self.sharding = sharding
         capacity = max(1, bucket_bytes // gradients.itemsize)
         groups = _by_unit(slots, unit_of) if sharding.divides_values else _by_size(slots, capacity)
-        self.buckets = [
-            Bucket(group, sharding, values=values, gradients=gradients, device=device)
-            for group in groups
-        ]
+        make = partial(Bucket, values=values, gradients=gradients, reduction=reduction)
+        self.buckets = [make(group, sharding, device=device) for group in groups]
         self._final: set[tuple[int, bool]] = set()
         self._next = 0
         self._travelling: list[Bucket] = []

@@ -47,6 +47,21 @@ def live_bytes(buckets: GradientBuckets, optimizer: ShardedAdamW) -> LiveBytes:
     )
 
 
+def live_dtypes(optimizer: ShardedAdamW) -> dict[str, torch.dtype]:
+    """The dtypes of live tensors: what is stored, computes, travels and is updated."""
+    state = optimizer.states[0]
+    bucket = state.bucket
+    module, name = bucket.slots[0].places[0]
+    return {
+        "parameter": bucket.shard_values.dtype,
+        "compute": getattr(module, name).dtype,
+        "gradient": bucket.shard_gradients.dtype,
+        "reduction": bucket.packed(bucket.shard_gradients[:0]).dtype,
+        "master": state.kept.get("master", bucket.shard_values).dtype,
+        "moments": state.kept["exp_avg"].dtype,
+    }
+
+
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     """The memory behind tensors, of views too: each storage counts once."""
     storages = {id(t.untyped_storage()): t.untyped_storage() for t in tensors}
