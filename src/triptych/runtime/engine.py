@@ -8,8 +8,8 @@ end the reductions; gradient norm; clipped update; gather of updated values unde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,9 +19,11 @@ from torch import nn
 
 from triptych.model.hf import from_config
 from triptych.model.model import Model
+from triptych.plan.freeze import frozen_names
+from triptych.plan.layout import stages_of
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import placement, stages_of_rank
-from triptych.runtime.build.slots import collect_slots, fill_initial
+from triptych.runtime.build.slots import collect_slots, fill_initial, logical_names
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen_norms
 from triptych.runtime.build.zoo import require_fixed_rotary, skeleton
@@ -39,42 +41,17 @@ from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
 from triptych.runtime.precision import dtype_name, torch_dtype
 from triptych.runtime.record import Recorder
 from triptych.runtime.replicas import differing_replicas
-from triptych.runtime.scaling import LossScale, Scaling, read
+from triptych.runtime.result import StepResult
+from triptych.runtime.scaling import LossScale
 from triptych.runtime.shard import Shard
 from triptych.runtime.tensor.linear import Deferral
 from triptych.runtime.tensor.loss import IGNORED
 from triptych.schedule.action import Action, Kind
 from triptych.schedule.generate import build_program
-from triptych.schedule.passes import with_communication
+from triptych.schedule.passes import with_communication, without_frozen
 from triptych.schedule.timeline import Span, Timeline
 
 __all__ = ["Engine", "MicroBatch", "OptimizerSettings", "StepResult"]
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step gives back; `loss` and `grad_norm` are read from the device when asked for."""
-
-    scalars: torch.Tensor
-    tokens: int
-    time_s: dict[str, float]
-    bytes_sent: dict[str, int]
-    told: torch.Tensor | None = None
-
-    @property
-    def loss(self) -> float:
-        """Mean cross-entropy over all trained tokens of the global batch."""
-        return float(self.scalars[0])
-
-    @property
-    def grad_norm(self) -> float:
-        """Global gradient norm before clipping; each parameter counts once."""
-        return float(self.scalars[1])
-
-    @property
-    def scaling(self) -> Scaling | None:
-        """What loss scaling did, if the precision needs it."""
-        return None if self.told is None else read(self.told)
 
 
 class Engine:
@@ -91,11 +68,14 @@ class Engine:
         buckets: GradientBuckets,
         optimizer: ShardedAdamW,
         masks: Masks,
+        lowest_trained: int = 0,
+        frozen: Collection[str] = (),
     ) -> None:
         self.plan, self.model, self.mesh = plan, model, mesh
         self.stages, self.buckets, self.optimizer = stages, buckets, optimizer
         self._split = plan.tp if plan.sequence_parallel else 1
-        self._masks = masks
+        self._masks, self._lowest = masks, lowest_trained
+        self.frozen = frozen
         self.loss_scale = LossScale(mesh.device) if plan.precision.scales_loss else None
         self._unit = self._split * (2 * plan.cp if plan.cp > 1 else 1)
         self._recorder = Recorder(mesh.device)
@@ -108,6 +88,7 @@ class Engine:
             hidden=model.hidden,
             sequence_split=self._split,
             masks=masks,
+            lowest_trained=lowest_trained,
         )
 
     @classmethod
@@ -119,21 +100,27 @@ class Engine:
         *,
         seed: int = 0,
         optimizer: OptimizerSettings | None = None,
+        freeze: Sequence[str] = (),
     ) -> Engine:
         """Makes this rank's engine from a Hugging Face configuration, weights drawn from `seed`.
 
-        Raises ModelError for a family outside the allow-list.
+        Parameters that a pattern of `freeze` matches (`plan/freeze.py`) do not train. Raises
+        ModelError for a family outside the allow-list, and for a pattern that matches nothing.
         """
         model = from_config(config, name=str(config.get("_name_or_path") or "model"))
         deferral = Deferral()
+        own = {i: _causal_lm(config, plan) for i in stages_of_rank(plan, mesh.coordinates.pp)}
+        names = logical_names(next(iter(own.values())), model)
+        frozen = frozen_names(freeze, names, model)
+        lowest = min(stages_of(name, plan, model)[0] for name in names - frozen)
         stages = [
-            StageModule(_causal_lm(config, plan), model, plan, mesh, index, deferral)
-            for index in stages_of_rank(plan, mesh.coordinates.pp)
+            StageModule(causal_lm, model, plan, mesh, index, deferral)
+            for index, causal_lm in own.items()
         ]
         masks = _masks(plan, mesh, seed)
         for stage in stages:
             place_dropout(stage, model, mesh.tensor, masks)
-        slots = collect_slots(stages, model, plan, mesh)
+        slots = collect_slots(stages, model, plan, mesh, frozen)
         buckets = GradientBuckets(
             slots,
             Sharding.of(plan, mesh),
@@ -161,6 +148,8 @@ class Engine:
             buckets=buckets,
             optimizer=ShardedAdamW(buckets, plan, optimizer or OptimizerSettings()),
             masks=masks,
+            lowest_trained=lowest,
+            frozen=frozen,
         )
 
     # ---- a step ------------------------------------------------------------------------------
@@ -267,7 +256,7 @@ class Engine:
     def _actions(self, num_microbatches: int) -> tuple[Action, ...]:
         plan = self.plan
         rows = _rows(plan.schedule, plan.pp, num_microbatches, plan.chunks)
-        return rows[self.mesh.coordinates.pp]
+        return without_frozen(rows[self.mesh.coordinates.pp], self._lowest)
 
     def _owned_loss(self, losses: torch.Tensor | None) -> torch.Tensor:
         """The loss on one tensor rank of the last stage, zero elsewhere: parts that add up."""
@@ -288,7 +277,10 @@ class Engine:
 
     def dtypes(self) -> dict[str, str]:
         """The dtypes of this rank's live tensors, by what they are for."""
-        return {kind: dtype_name(dtype) for kind, dtype in live_dtypes(self.optimizer).items()}
+        return {
+            kind: dtype_name(dtype)
+            for kind, dtype in live_dtypes(self.buckets, self.optimizer).items()
+        }
 
     def training_state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the shards, the same on all ranks."""

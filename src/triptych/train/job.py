@@ -138,6 +138,12 @@ class Train(Section):
     eval_batches: Whole = Field(
         default=0, description="Global batches in one evaluation; 0: all of the evaluation text."
     )
+    freeze: list[str] = Field(
+        default=[],
+        description="Parameters that do not train: names, beginnings of names, or globs. They are "
+        "saved and exported like all others.",
+        examples=['["embed_tokens", "layers.0"]'],
+    )
     check_replicas_every: Whole = Field(
         default=0,
         description="Steps between checks that ranks which hold the same parameters hold the same "

@@ -20,10 +20,13 @@ from triptych.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What one rank has built: elements that it counts for the whole model, and dtypes by kind."""
+    """What one rank has built: elements that it counts for the whole model, those of them that are
+    frozen, and dtypes by kind.
+    """
 
     stage: int
     elements: int
+    frozen: int
     dtypes: Mapping[str, str]
 
 
@@ -31,7 +34,8 @@ def built(engine: Engine) -> Built:
     """What a rank has built."""
     weights = [s for s in engine.shards() if s.kind == "weight" and s.saved]
     elements = sum(shard.tensor.numel() for shard in weights)
-    return Built(engine.mesh.coordinates.pp, elements, engine.dtypes())
+    frozen = sum(shard.tensor.numel() for shard in weights if shard.name in engine.frozen)
+    return Built(engine.mesh.coordinates.pp, elements, frozen, engine.dtypes())
 
 
 def startup_lines(plan: Plan, model: Model, ranks: Sequence[Built]) -> list[str]:
@@ -52,6 +56,9 @@ def startup_lines(plan: Plan, model: Model, ranks: Sequence[Built]) -> list[str]
     )
     if model.tied and placement(plan)[0] != placement(plan)[-1]:
         lines.append("the last stage shares the embedding of stage 0; it counts there")
+    frozen = sum(rank.frozen for rank in ranks)
+    if frozen:
+        lines.append(f"frozen: {format_count(frozen)} of them ({frozen})")
     return [*lines, *_dtype_lines(ranks)]
 
 

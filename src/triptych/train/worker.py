@@ -171,6 +171,7 @@ class _Rank:
             mesh,
             seed=self._job.train.seed,
             optimizer=optimizer_settings(self._job),
+            freeze=self._job.train.freeze,
         )
         reporter = make_reporter(self._rank, self._job.train.steps, self._job.train.log_every)
         try:

@@ -213,5 +213,5 @@ def test_a_step_that_overflowed_is_counted_and_the_run_goes_on(tmp_path: Path) -
 
 
 def test_an_overflow_that_no_scale_mends_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="step 3: .*norm inf"):
+    with pytest.raises(RunError, match=r"step 3: .*norm inf"):
         run(tmp_path, steps=4, engine=Overflows(may_help=False))

@@ -9,6 +9,8 @@ ZeRO divides is kept as this rank's shard; the whole tensor then has memory only
 
     slot | pad to 64 | slot | pad to 64 | ... | pad to lcm(shard ranks, 128)
 
+A bucket of frozen parameters has values only.
+
 A gradient may be partial over another axis too (`Slot.before`). Sums commute, so that axis comes
 last and carries shards only; slots of one bucket share it.
 """
@@ -44,6 +46,7 @@ class Bucket:
         device: torch.device,
     ) -> None:
         self.slots = tuple(slots)
+        self.trains = slots[0].trains
         self.before = slots[0].before
         self.is_late = slots[0].stage is None
         self.sharding = sharding
@@ -53,7 +56,8 @@ class Bucket:
         self.start = sharding.shard.index * size
         self.stop = self.start + size
         self.values = torch.zeros(self.elements, dtype=values, device=device)
-        self.gradients = torch.zeros(self.elements, dtype=gradients, device=device)
+        size = self.elements if self.trains else 0
+        self.gradients = torch.zeros(size, dtype=gradients, device=device)
         self.shard_values = self._part(self.values, sharding.divides_values)
         self.shard_gradients = self._part(self.gradients, sharding.divides_gradients)
         self._gathering: Pending | None = None
@@ -68,7 +72,8 @@ class Bucket:
             span = slice(slot.offset, slot.offset + slot.elements)
             slot.room = self
             slot.value = self.values[span].view(box_shape(slot.box))
-            slot.gradient = self.gradients[span].view(box_shape(slot.box))
+            if self.trains:
+                slot.gradient = self.gradients[span].view(box_shape(slot.box))
         if sharding.divides_values:
             _vacate(self.values)
         if sharding.divides_gradients:

@@ -50,6 +50,7 @@ class GradientBuckets:
         groups = _by_unit(slots, unit_of) if sharding.divides_values else _by_size(slots, capacity)
         make = partial(Bucket, values=values, gradients=gradients, reduction=reduction)
         self.buckets = [make(group, sharding, device=device) for group in groups]
+        self.trained = [bucket for bucket in self.buckets if bucket.trains]
         self._final: set[tuple[int, bool]] = set()
         self._next = 0
         self._travelling: list[Bucket] = []
@@ -66,7 +67,7 @@ class GradientBuckets:
         """Makes ready for the first backward of a step."""
         self._final.clear()
         self._next = 0
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.begin_step()
 
     def begin_final(self, stage: int, weights: bool) -> None:
@@ -76,15 +77,15 @@ class GradientBuckets:
     def finish(self) -> None:
         """Ends every reduction; gradients (of this rank's shards) are then global sums."""
         if self.sharding.reduces_each:
-            rest = [bucket for bucket in self.buckets if bucket.has_gradient]
+            rest = [bucket for bucket in self.trained if bucket.has_gradient]
         else:
-            rest = self.buckets[self._next :]
+            rest = self.trained[self._next :]
         for bucket in rest:
             self._start(bucket)
         self._travelling.clear()
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.finish_own()
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.finish_reduce()
         self.release()
 
@@ -98,18 +99,20 @@ class GradientBuckets:
         if self.sharding.divides_values:
             self.release()
             return
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.start_refresh()
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.finish_gather()
 
     def _attach(self, slot: Slot, bucket: Bucket) -> None:
         # `.data` has a version counter of its own: gathering again is no change of the values.
-        parameter = nn.Parameter(slot.value.data)
+        parameter = nn.Parameter(slot.value.data, requires_grad=slot.trains)
         for module, attribute in slot.places:
             setattr(module, attribute, parameter)
-            if isinstance(module, Linear) and attribute == "weight":
+            if slot.trains and isinstance(module, Linear) and attribute == "weight":
                 module.sink = _WeightSink(slot, bucket, self.arrived)
+        if not slot.trains:
+            return
         hook = self._hook(slot, bucket)
         parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -135,8 +138,8 @@ class GradientBuckets:
 
     def _start_in_order(self) -> None:
         """Starts every bucket whose turn it is: the order must be the same on all ranks."""
-        while self._next < len(self.buckets) and self.buckets[self._next].is_final:
-            self._start(self.buckets[self._next])
+        while self._next < len(self.trained) and self.trained[self._next].is_final:
+            self._start(self.trained[self._next])
             self._next += 1
 
     def _start(self, bucket: Bucket) -> None:
@@ -188,7 +191,9 @@ def _by_unit(slots: Sequence[Slot], unit_of: Callable[[Slot], Hashable]) -> list
 
 
 def _kind(slot: Slot) -> Hashable:
-    """Slots of one bucket are complete together and partial over the same axis."""
+    """Slots of one bucket are complete together and partial over the same axis, or all frozen."""
+    if not slot.trains:
+        return False
     return slot.stage is None, slot.before and id(slot.before)
 
 

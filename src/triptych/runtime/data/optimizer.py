@@ -61,7 +61,7 @@ class ShardedAdamW:
         self._settings = settings
         self._precision = plan.precision
         self.is_offloaded = plan.offload == "optimizer"
-        self.states = [self._make_state(bucket) for bucket in buckets.buckets]
+        self.states = [self._make_state(bucket) for bucket in buckets.trained]
 
     @property
     def pieces(self) -> list[Piece]:

@@ -77,6 +77,7 @@ class Interpreter:
         channels: where each stage's hidden states and gradients go and come from.
         deferral: keeps weight gradients between actions I and W.
         masks: of dropout, to be turned to the micro-batch that runs, or runs again.
+        lowest_trained: the first stage that has something to train: no gradient goes below it.
         recorder: gets one span per computation and per wait.
         dtype, hidden, sequence_split: of the hidden states that travel, [B, S/split, H].
     """
@@ -92,10 +93,11 @@ class Interpreter:
         hidden: int,
         sequence_split: int,
         masks: Masks | None = None,
+        lowest_trained: int = 0,
     ) -> None:
         self._stages = stages
         self._channels = channels
-        self._deferral, self._masks = deferral, masks
+        self._deferral, self._masks, self._lowest = deferral, masks, lowest_trained
         self._recorder = recorder
         self._dtype, self._hidden, self._split = dtype, hidden, sequence_split
         self._do: dict[Kind, Callable[[_Step, Key], None]] = {
@@ -139,7 +141,7 @@ class Interpreter:
     def _forward(self, step: _Step, key: Key) -> None:
         stage, microbatch = self._stages[key[0]], step.microbatches[key[1]]
         received = self._arrived(step, Kind.RECV_F, key)
-        if received is not None and torch.is_grad_enabled():
+        if received is not None and torch.is_grad_enabled() and key[0] > self._lowest:
             received.requires_grad_()
         self._turn_masks(microbatch)
         with self._recorder.span(f"{key[0]}F{key[1]}"):
@@ -179,7 +181,7 @@ class Interpreter:
             self._masks.turn_to(microbatch.first, length, microbatch.positions)
 
     def _pass_gradient(self, step: _Step, key: Key, flight: _InFlight) -> None:
-        if flight.received is None:
+        if flight.received is None or key[0] <= self._lowest:
             return
         assert flight.received.grad is not None
         if key[0] - 1 in self._stages:
@@ -192,7 +194,7 @@ class Interpreter:
     def _send_forward(self, step: _Step, key: Key) -> None:
         output = step.in_flight[key].output.detach().contiguous()
         step.leaving.append(self._channels.send_forward(output, key[0]))
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or key[0] < self._lowest:
             del step.in_flight[key]
 
     def _receive_forward(self, step: _Step, key: Key) -> None:
