@@ -39,6 +39,11 @@ def repeated_halves(model: Model, block: Block, setting: Setting) -> int:
     return all_of_them - (1 if setting.sequence_parallel else HALVES)
 
 
+def regathers(setting: Setting) -> bool:
+    """True if the backward gathers the input of a layer from the tensor ranks."""
+    return setting.recompute == "full" and setting.shard_activations
+
+
 def _stops_early(model: Model, block: Block) -> bool:
     """True if nothing behind the MLP's last product is kept for the backward."""
     return isinstance(block.mlp, Mlp) and not model.dropout and not block.ends_in_norm
@@ -66,7 +71,10 @@ def saved_elements(site: Site, local: tuple[LocalOperator, ...], setting: Settin
 def kept_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
     """Elements per token that a layer keeps until its backward."""
     if setting.recompute == "full":
-        return site.model.hidden / setting.sequence_split
+        if setting.offloads_activations:
+            return 0.0
+        parts = setting.tensor if setting.shard_activations else setting.sequence_split
+        return site.model.hidden / parts
     saved = saved_elements(site, local, setting)
     if setting.recompute == "selective":
         saved -= _core_elements(site, local, setting)

@@ -20,6 +20,8 @@ class Setting(NamedTuple):
     compile: bool
     dtype: str  # of parameters and compute
     recompute_every: int = 1  # of a stage's layers, those with a multiple of it are recomputed
+    shard_activations: bool = False  # the inputs of recomputed layers, over the tensor ranks
+    offloads_activations: bool = False  # those inputs wait in host memory
 
     @classmethod
     def of(cls, plan: Plan) -> Setting:
@@ -35,6 +37,8 @@ class Setting(NamedTuple):
             compile=plan.compile,
             dtype=plan.precision.parameter,
             recompute_every=plan.recompute_every,
+            shard_activations=plan.shard_activations,
+            offloads_activations=plan.offload == "activations",
         )
 
     @property

@@ -21,7 +21,7 @@ from triptych.cost.exchange import (
 from triptych.cost.frame import Frame
 from triptych.cost.gathers import Gathered, gathered
 from triptych.cost.holdings import Holdings
-from triptych.cost.recompute import repeated_halves
+from triptych.cost.recompute import regathers, repeated_halves
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator, copies_of
 from triptych.cost.site import Site
@@ -56,6 +56,7 @@ def layer_traffic(
     passes = 3 if setting.recompute == "full" else 2
     rounds = 3 if setting.recompute == "none" else 4  # the gradients of a ring travel, too
     halves = 2 * HALVES * regions(block) + repeated_halves(site.model, block, setting)
+    halves += regathers(setting)
     ring = (setting.context - 1) * ring_bytes(site, local, setting)
     dispatched = gather_bytes(setting.expert, dispatch_bytes(site, block, setting))
     sums = all_reduce_bytes(setting.tensor, norm_sum_bytes(site, local, setting))

@@ -82,6 +82,7 @@ class Plan:
     microbatch: int = 1
     recompute: str = "none"
     recompute_every: int = 1  # 2: only layers 0, 2, 4, ... are recomputed
+    shard_activations: bool = False  # inputs of recomputed layers, over the tensor ranks
     sequence_parallel: bool = False
     offload: str = "none"
     precision: Precision = field(default_factory=Precision)
@@ -198,6 +199,8 @@ class Plan:
         words += [f"chunks={self.chunks}"] if self.chunks > 1 else []
         words += [f"recompute={self.recompute}"] if self.recompute != "none" else []
         words += [f"recompute_every={self.recompute_every}"] if self.recompute_every > 1 else []
+        words += ["shard_activations=1"] if self.shard_activations else []
+        words += [f"offload={self.offload}"] if self.offload != "none" else []
         words += [f"precision={self.precision.parameter}"]
         counts = [stage.num_layers for stage in self.stages]
         if tuple(counts) != even_split(sum(counts), len(counts)):

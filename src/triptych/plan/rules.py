@@ -39,7 +39,7 @@ __all__ = [
 
 RUNNABLE_FAMILIES = tuple(FAMILIES)
 RUNNABLE_DTYPES = ("fp64", "fp32", "bf16", "fp16")
-RUNNABLE_OFFLOADS = ("none", "optimizer")
+RUNNABLE_OFFLOADS = ("none", "optimizer", "activations")
 
 
 def verify(

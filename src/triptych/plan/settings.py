@@ -43,3 +43,23 @@ def setting_problems(plan: Plan) -> Iterator[Problem]:
             "it says which layers are recomputed, so something must be",
             "recompute=full, or recompute_every=1",
         )
+    if plan.shard_activations and not shards_activations(plan):
+        yield Problem(
+            f"shard_activations=1 with recompute={plan.recompute}, "
+            f"sequence_parallel={int(plan.sequence_parallel)}",
+            "it divides the inputs of recomputed layers over several tensor ranks that each hold "
+            "all of them",
+            "recompute=full with tp from 2 and no sequence parallelism, which divides them anyway",
+        )
+    if plan.offload == "activations" and plan.recompute != "full":
+        yield Problem(
+            f"offload=activations with recompute={plan.recompute}",
+            "what goes to host memory are the inputs of recomputed layers",
+            "recompute=full",
+        )
+
+
+def shards_activations(plan: Plan) -> bool:
+    """True if the inputs of recomputed layers can be divided over the tensor ranks."""
+    is_split = all(stage.tensor > 1 for stage in plan.stages)
+    return plan.recompute == "full" and is_split and not plan.sequence_parallel

@@ -115,6 +115,10 @@ def _setting(
         attention=space.base.attention,
         compile=space.base.compile,
         dtype=space.base.precision.parameter,
+        recompute_every=space.base.recompute_every if recompute != "none" else 1,
+        shard_activations=space.base.shard_activations
+        and (recompute == "full" and degrees.tp > 1 and not sequence_parallel),
+        offloads_activations=space.base.offload == "activations",
     )
 
 
@@ -212,4 +216,6 @@ def _plan(base: Plan, frame: Frame, zero: int, schedule: str) -> Plan:
         microbatch=setting.microbatch,
         recompute=setting.recompute,
         sequence_parallel=setting.sequence_parallel,
+        recompute_every=setting.recompute_every,
+        shard_activations=setting.shard_activations,
     )

@@ -41,7 +41,7 @@ def _sent(plan: Plan, config: dict[str, Any]) -> tuple[int, dict[str, int]]:
         {"tp": 2, "sequence_parallel": True},
         {"tp": 2, "recompute": "full"},
         {"tp": 2, "recompute": "full", "sequence_parallel": True},
-        {"tp": 2, "recompute": "full", "recompute_every": 2},
+        {"tp": 2, "recompute": "full", "recompute_every": 2, "shard_activations": True},
         {"pp": 3, "tp": 2, "recompute": "full", "recompute_every": 2},
         {"cp": 2, "recompute": "selective"},
         {"cp": 2, "recompute": "full"},

@@ -15,6 +15,7 @@ from triptych.cost.pricer import Pricer
 from triptych.cost.setting import Setting
 from triptych.model.hf import from_config
 from triptych.plan.plan import Plan, Precision
+from triptych.plan.rules import verify
 from triptych.plan.workload import Workload
 
 MODES: tuple[dict[str, Any], ...] = (
@@ -22,6 +23,11 @@ MODES: tuple[dict[str, Any], ...] = (
     {"recompute": "full"},
     {"recompute": "full", "recompute_every": 2},
     {"recompute": "selective", "recompute_every": 3},
+    {"recompute": "full", "offload": "activations"},
+)
+DIVIDED: tuple[dict[str, Any], ...] = (
+    {"recompute": "full", "shard_activations": True},
+    {"recompute": "full", "shard_activations": True, "offload": "activations"},
 )
 
 
@@ -46,7 +52,7 @@ def _gradients(plan: Plan, config: dict[str, Any]) -> tuple[float, list[torch.Te
 def test_recomputation_changes_no_bit(settings: dict[str, Any], family: str) -> None:
     def body(plain: Plan, config: dict[str, Any]) -> None:
         loss, gradients = _gradients(plain, config)
-        for mode in MODES:
+        for mode in (*MODES, *(DIVIDED if plain.tp > 1 and not plain.sequence_parallel else ())):
             again, others = _gradients(plain.with_(**mode), config)
             assert again == loss, mode
             assert all(map(torch.equal, gradients, others)), mode
@@ -142,3 +148,68 @@ def test_every_second_layer_is_recomputed_whatever_the_stages() -> None:
     plans = [Plan.uniform(4, pp=n, recompute="full", recompute_every=2) for n in (1, 2)]
     assert run_ranks(1, body, plans[0]) == [[0, 2]]
     assert run_ranks(2, body, plans[1]) == [[0], [2]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [({}, 1), ({"shard_activations": True}, 3), ({"offload": "activations"}, 1)],
+    ids=str,
+)
+def test_inputs_are_kept_in_parts_or_in_host_memory(settings: dict[str, Any], parts: int) -> None:
+    """ZeRO-R: 2sbh / t bytes a layer, none on the device if they are in host memory."""
+    config = tiny_config(num_key_value_heads=4)
+
+    def body(plan: Plan) -> tuple[int, int]:
+        engine = make_engine(plan, config)
+        kept = 0
+        inputs = engine.stages[0]._inputs
+        keep = inputs._keep
+
+        def note(tensor: torch.Tensor) -> Any:
+            nonlocal kept
+            found = keep(tensor)
+            kept += found.tensor.nbytes
+            return found
+
+        inputs._keep = note  # type: ignore[method-assign]
+        rows = batch_of(0, 2, 10, config["vocab_size"])  # 640 elements do not divide by three
+        sent = engine.step(split(rows, plan, 0), 1e-3).bytes_sent
+        return kept, sent.get("host", 0)
+
+    plan = Plan.uniform(4, tp=3, recompute="full", **settings)
+    one = -(-10 * 64 // parts) * 4
+    for kept, host in run_ranks(3, body, plan):
+        assert kept == (4 * 2 * one if settings else 0)
+        assert host == (4 * 2 * one if "offload" in settings else 0)
+
+
+def test_kept_inputs_are_priced() -> None:
+    config = tiny_config()
+    plans = {
+        1.0: {},
+        0.5: {"shard_activations": True},
+        0.0: {"offload": "activations"},
+    }
+    pricer = Pricer(
+        from_config(config, "tiny"),
+        parse_cluster("1x2xcpu"),
+        Workload(sequence_length=8, global_batch=1),
+    )
+    for share, settings in plans.items():
+        setting = Setting.of(Plan.uniform(4, tp=2, recompute="full", **settings))
+        assert pricer.piece(0, setting).saved_bytes == share * 8 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shard_activations": True, "tp": 2},
+        {"shard_activations": True, "recompute": "full"},
+        {"shard_activations": True, "recompute": "full", "tp": 2, "sequence_parallel": True},
+        {"offload": "activations", "recompute": "selective"},
+    ],
+    ids=str,
+)
+def test_inputs_that_are_not_kept_cannot_be_divided_or_moved(settings: dict[str, Any]) -> None:
+    (problem,) = verify(Plan.uniform(4, **settings), from_config(tiny_config(), "tiny"))
+    assert "recompute=full" in problem.works

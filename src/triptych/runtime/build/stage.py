@@ -21,7 +21,7 @@ from triptych.plan.families import Family, family_of
 from triptych.plan.plan import Plan, part
 from triptych.runtime.attention import CONTEXT
 from triptych.runtime.mesh import Mesh
-from triptych.runtime.recompute import recompute_attention, recompute_layer
+from triptych.runtime.recompute import LayerInputs, recompute_attention, recompute_layer
 from triptych.runtime.tensor.functions import enter_region
 from triptych.runtime.tensor.linear import Deferral, Linear, replace_linears
 from triptych.runtime.tensor.loss import Bending, Vocabulary, cross_entropy
@@ -83,6 +83,10 @@ class StageModule(nn.Module):
         self._bending = _bending(self._family, causal_lm.config)
         self._hidden = model.hidden
         self._plan = plan
+        self._inputs = LayerInputs(
+            mesh.tensor if plan.shard_activations else None,
+            mesh.counters.axis("host") if plan.offload == "activations" else None,
+        )
         self._tensor = mesh.tensor
         self._context = mesh.context
         self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
@@ -112,7 +116,7 @@ class StageModule(nn.Module):
 
     def _recompute(self, layer: nn.Module) -> None:
         if self._plan.recompute == "full":
-            recompute_layer(layer)
+            recompute_layer(layer, self._inputs)
         else:
             recompute_attention(layer.get_submodule(self._family.attention))
 
