@@ -11,7 +11,13 @@ from triptych.cost.exchange import (
     regions,
 )
 from triptych.cost.operators import Seconds, host_s, operator_seconds, with_host
-from triptych.cost.recompute import kept_elements, repeated, repeated_halves, saved_elements
+from triptych.cost.recompute import (
+    kept_elements,
+    regathers,
+    repeated,
+    repeated_halves,
+    saved_elements,
+)
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
@@ -93,9 +99,10 @@ def _recomputed(
     work_s = sum(seconds[i].forward_s for i in chosen)
     issued_s, _ = host_s(site.rates, setting, len(chosen))
     flops = sum(local[i].operator.forward_flops(site.sequence_length) for i in chosen)
+    halves = repeated_halves(site.model, block, setting) + regathers(setting)
     parts = Parts(
         compute_s=with_host(site.rates, work_s, issued_s),
-        tensor_s=halves_s(site, setting, repeated_halves(site.model, block, setting)),
+        tensor_s=halves_s(site, setting, halves),
         context_s=context_s(site, local, seconds, setting, is_forward=True),
         expert_s=dispatch_s(site, block, setting) if setting.recompute == "full" else 0.0,
     )

@@ -21,7 +21,7 @@ from triptych.cost.exchange import (
 from triptych.cost.frame import Frame
 from triptych.cost.gathers import Gathered, gathered
 from triptych.cost.holdings import Holdings
-from triptych.cost.recompute import repeated_halves
+from triptych.cost.recompute import regathers, repeated_halves
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator, copies_of
 from triptych.cost.site import Site
@@ -54,13 +54,15 @@ def layer_traffic(
 ) -> Traffic:
     """Bytes of one layer for one micro-batch, forward and backward."""
     passes = 3 if setting.recompute == "full" else 2
+    forwards = 1 if setting.recompute == "none" else 2
     halves = 2 * HALVES * regions(block) + repeated_halves(site.model, block, setting)
+    halves += regathers(setting)
     forward, backward = (context_bytes(site, local, setting, is_forward=x) for x in (True, False))
     dispatched = gather_bytes(setting.expert, dispatch_bytes(site, block, setting))
     sums = all_reduce_bytes(setting.tensor, norm_sum_bytes(site, local, setting))
     return Traffic(
         tensor=halves_bytes(site, setting, halves) + passes * sums,
-        context=(passes - 1) * forward + backward,
+        context=forwards * forward + backward,
         expert=passes * 2 * dispatched,
     )
 
@@ -157,9 +159,10 @@ def _stage_traffic(frame: Frame, index: int) -> Traffic:
     pricer, setting = frame.pricer, frame.settings[index]
     site, stage = pricer.site(setting), frame.stages[index]
     total = Traffic()
-    for kind, count in enumerate(pricer.counts(stage.start, stage.stop)):
-        local = pricer.local(kind, setting)
-        total = total.plus(layer_traffic(site, pricer.kinds[kind], local, setting), count)
+    counts = pricer.counts(stage.start, stage.stop, setting.recompute_every)
+    for kind, own, count in pricer.layers(counts, setting):
+        local = pricer.local(kind, own)
+        total = total.plus(layer_traffic(site, pricer.kinds[kind], local, own), count)
     total = total.plus(embedding_traffic(site, setting)) if index == 0 else total
     is_last = index == len(frame.stages) - 1
     return total.plus(head_traffic(site, setting)) if is_last else total

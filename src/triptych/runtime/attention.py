@@ -21,11 +21,15 @@ from triptych.runtime.context.ring import ring_attention
 from triptych.runtime.context.tiles import Documents
 from triptych.runtime.context.ulysses import ulysses_attention
 from triptych.runtime.context.whole import whole_attention
+from triptych.runtime.recompute import AGAIN
 
 NAME = "triptych"
+WEIGHTS = "weights_dropout"
+"""Attribute of an attention module: what drops some of its weights [B, H, S, T], given a rate."""
 _CONTEXT = "attend_over_context_ranks"
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Scores], torch.Tensor]
+Drop = Callable[[torch.Tensor], torch.Tensor]
 
 _METHODS: dict[str, Callable[..., torch.Tensor]] = {
     "ring": ring_attention,
@@ -49,20 +53,31 @@ def causal_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     documents: Documents | None = None,
+    dropout: float = 0.0,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of the last S of T tokens; the result is [B, S, H, D].
 
-    With fewer key than query heads, consecutive query heads share one. `s_aux` are sinks; all
-    else is as in `Scores`.
+    With fewer key than query heads, consecutive query heads share one. `s_aux` are sinks;
+    `dropout` is the rate at which the module drops attention weights; all else is as in `Scores`.
+    If the module says so (`recompute_attention`) it keeps nothing but its inputs.
     """
     assert attention_mask is None, "masks are decided here"
+    run: Callable[..., torch.Tensor] = getattr(module, AGAIN, _run_once)
     scale = query_BHSD.shape[-1] ** -0.5 if scaling is None else scaling
     scores = Scores(scale, sliding_window, softcap, documents, s_aux)
     attend: Attend = getattr(module, _CONTEXT, whole_attention)
-    if query_BHSD.shape[2] != key_BKTD.shape[2]:
+    if dropout:
+        attend = partial(_written_out, drop=partial(getattr(module, WEIGHTS), rate=dropout))
+    elif query_BHSD.shape[2] != key_BKTD.shape[2]:
         attend = _attend_to_cache
-    return attend(query_BHSD, key_BKTD, value_BKTD, scores).transpose(1, 2), None
+    return run(attend, query_BHSD, key_BKTD, value_BKTD, scores).transpose(1, 2), None
+
+
+def _run_once(
+    attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    return attend(q, k, v, scores)
 
 
 # --- with keys of earlier tokens ---------------------------------------------------------------
@@ -104,23 +119,38 @@ def _allowed(new: int, total: int, window: int | None, device: torch.device) -> 
 
 
 def _written_out(
-    query_BHSD: torch.Tensor, key_BKTD: torch.Tensor, value_BKTD: torch.Tensor, scores: Scores
+    query_BHSD: torch.Tensor,
+    key_BKTD: torch.Tensor,
+    value_BKTD: torch.Tensor,
+    scores: Scores,
+    drop: Drop | None = None,
 ) -> torch.Tensor:
-    """Attention with bent scores or sinks: the fused kernels have no place for either."""
+    """Attention as products and a softmax: what the fused kernels have no place for."""
     batch, heads, new, dim = query_BHSD.shape
     query_BKGSD = query_BHSD.view(batch, key_BKTD.shape[1], -1, new, dim)
     made = query_BKGSD @ key_BKTD[:, :, None].transpose(-1, -2) * scores.scale
     if scores.softcap is not None:
         made = torch.tanh(made / scores.softcap) * scores.softcap
-    allowed_ST = _allowed(new, key_BKTD.shape[2], scores.window, query_BHSD.device)
-    made = made.masked_fill(~allowed_ST, float("-inf"))
+    allowed = _allowed(new, key_BKTD.shape[2], scores.window, query_BHSD.device)
+    if scores.documents is not None:
+        allowed = allowed & _same_document(scores.documents, query_BHSD.device)
+    made = made.masked_fill(~allowed, float("-inf"))
     if scores.sinks is not None:  # one more key, without value
         sinks = scores.sinks.to(made.dtype).view(1, key_BKTD.shape[1], -1, 1, 1)
         made = torch.cat((made, sinks.expand(*made.shape[:-1], 1)), dim=-1)
     weights = made.softmax(-1, dtype=torch.promote_types(made.dtype, torch.float32))
     seen = weights[..., : key_BKTD.shape[2]].to(value_BKTD.dtype)
+    if drop is not None:
+        seen = drop(seen.flatten(1, 2)).view_as(seen)
     out_BKGSD: torch.Tensor = seen @ value_BKTD[:, :, None]
     return out_BKGSD.reshape(batch, heads, new, -1)
+
+
+def _same_document(documents: Documents, device: torch.device) -> torch.Tensor:
+    """[B, 1, 1, S, S], True where both tokens are of one document."""
+    rows = [torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in documents]
+    number_BS = torch.stack(rows).to(device)
+    return (number_BS[:, :, None] == number_BS[:, None, :])[:, None, None]
 
 
 AttentionInterface.register(NAME, causal_attention)

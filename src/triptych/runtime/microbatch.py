@@ -11,7 +11,7 @@ Shapes: B batch, S sequence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import pad
@@ -28,13 +28,17 @@ class MicroBatch:
     """Token ids [B, S] and labels [B, S]: `labels[t]` is the target of position t, -100 none.
 
     `documents` are the lengths of the documents of each row, in order, where rows are packed.
-    `positions` [B, S] or [1, S] are for this rank's own tokens: `own_tokens` makes them.
+    `first` is the number of the first row in the global batch. `positions` [B, S] or [1, S] are for
+    this rank's own tokens, whose `places` in the row are given where it has not all of them:
+    `own_tokens` makes both.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
     positions: torch.Tensor | None = None
     documents: Documents | None = None
+    places: torch.Tensor | None = None
+    first: int = 0
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on a device."""
@@ -42,7 +46,7 @@ class MicroBatch:
         positions = self.positions
         if positions is not None:
             positions = positions.to(device, non_blocking=True)
-        return MicroBatch(ids, labels, positions, self.documents)
+        return replace(self, input_ids=ids, labels=labels, positions=positions)
 
 
 def own_tokens(whole: MicroBatch, plan: Plan, context_index: int) -> MicroBatch:
@@ -60,11 +64,12 @@ def own_tokens(whole: MicroBatch, plan: Plan, context_index: int) -> MicroBatch:
         documents = documents and tuple((*row, short) for row in documents)
     positions = None if documents is None else _positions(documents)
     if plan.cp == 1:
-        return MicroBatch(ids, labels, positions, documents)
+        return MicroBatch(ids, labels, positions, documents, first=whole.first)
     parts = pieces(ids.shape[1], plan.cp, context_index, plan.context_method)
     places = torch.cat([torch.arange(part.start, part.stop) for part in parts])
     positions = places[None] if positions is None else positions[:, places]
-    return MicroBatch(ids[:, places], labels[:, places], positions, documents)
+    ids, labels = ids[:, places], labels[:, places]
+    return MicroBatch(ids, labels, positions, documents, places, whole.first)
 
 
 def _positions(documents: Documents) -> torch.Tensor:

@@ -125,6 +125,10 @@ def _setting(
         compile=space.base.compile,
         dtype=space.base.precision.parameter,
         context_method=context_method,
+        recompute_every=space.base.recompute_every if recompute != "none" else 1,
+        shard_activations=space.base.shard_activations
+        and (recompute == "full" and degrees.tp > 1 and not sequence_parallel),
+        offloads_activations=space.base.offload == "activations",
     )
 
 
@@ -223,4 +227,6 @@ def _plan(base: Plan, frame: Frame, zero: int, schedule: str) -> Plan:
         recompute=setting.recompute,
         sequence_parallel=setting.sequence_parallel,
         context_method=setting.context_method,
+        recompute_every=setting.recompute_every,
+        shard_activations=setting.shard_activations,
     )

@@ -157,6 +157,8 @@ class Space:
 
     def recomputes(self) -> tuple[str, ...]:
         """What backwards may run again; `selective` pays only where scores are materialised."""
+        if self.base.offload == "activations":
+            return self._allowed("recompute", ("full",))
         tried = (
             ("none", "selective", "full") if self.base.attention == "eager" else ("none", "full")
         )

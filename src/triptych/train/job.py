@@ -144,6 +144,12 @@ class Train(Section):
     eval_batches: Whole = Field(
         default=0, description="Global batches in one evaluation; 0: all of the evaluation text."
     )
+    freeze: list[str] = Field(
+        default=[],
+        description="Parameters that do not train: names, beginnings of names, or globs. They are "
+        "saved and exported like all others.",
+        examples=['["embed_tokens", "layers.0"]'],
+    )
     check_replicas_every: Whole = Field(
         default=0,
         description="Steps between checks that ranks which hold the same parameters hold the same "
@@ -218,7 +224,7 @@ class Parallel(Section):
     ranks: Count | None = Field(
         default=None, description="Processes. Default: the plan's, the launch's or one per device."
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
         description="Dtype of compute; master weights and moments are fp32. `auto`: what the plan "
         "says, else bf16 on GPUs and fp32 on CPUs.",

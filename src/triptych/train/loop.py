@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from triptych.errors import RunError
 from triptych.runtime.engine import MicroBatch
+from triptych.runtime.scaling import Scaling
 from triptych.schedule.timeline import Timeline
 from triptych.train.data import Arrays, EvaluationData, TrainingData
 from triptych.train.learning_rate import LearningRate
@@ -43,6 +44,10 @@ class Step(Protocol):
     @property
     def tokens(self) -> int:
         """Trained tokens of the global batch."""
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """What loss scaling did, if there is any."""
 
     @property
     def time_s(self) -> Mapping[str, float]:
@@ -181,6 +186,8 @@ class Loop:
             waiting = self._waiting.popleft()
             record = self._record(waiting)
             self._require_finite(record)
+            if record.is_skipped:
+                self._reporter.say(_skipped(record))
             self._loss = record.loss
             if self._metrics is not None:
                 self._metrics.step(record)
@@ -201,10 +208,11 @@ class Loop:
             time_s=result.time_s,
             bytes_sent=result.bytes_sent,
             memory_bytes=self._memory.largest_bytes(),
+            **_scaled(result.scaling),
         )
 
     def _require_finite(self, record: StepRecord) -> None:
-        if math.isfinite(record.loss) and math.isfinite(record.grad_norm):
+        if math.isfinite(record.loss) and (math.isfinite(record.grad_norm) or record.is_skipped):
             return
         raise RunError(
             f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}\n"
@@ -266,6 +274,17 @@ class Loop:
         if self._metrics is not None:
             self._metrics.evaluation(record)
         self._reporter.evaluation(record)
+
+
+def _scaled(scaling: Scaling | None) -> dict[str, Any]:
+    return {} if scaling is None else scaling._asdict()
+
+
+def _skipped(record: StepRecord) -> str:
+    return (
+        f"step {record.step}: gradients overflowed and were not applied; the loss scale is now "
+        f"{record.loss_scale:g} ({record.skipped_steps} steps skipped so far)"
+    )
 
 
 def _is_multiple(step: int, every: int) -> bool:

@@ -18,7 +18,7 @@ from triptych.cost.setting import Setting
 from triptych.cost.storage import Storage
 from triptych.cost.traffic import rank_traffic
 from triptych.model.hf import from_config
-from triptych.plan.plan import Plan
+from triptych.plan.plan import Plan, Precision
 from triptych.plan.workload import Workload
 
 LAYERS, VOCAB, LENGTH, SEQUENCES = 3, 1003, 64, 8
@@ -41,6 +41,10 @@ def _sent(plan: Plan, config: dict[str, Any]) -> tuple[int, dict[str, int]]:
         {"tp": 2, "sequence_parallel": True},
         {"tp": 2, "recompute": "full"},
         {"tp": 2, "recompute": "full", "sequence_parallel": True},
+        {"tp": 2, "recompute": "full", "recompute_every": 2, "shard_activations": True},
+        {"pp": 3, "tp": 2, "recompute": "full", "recompute_every": 2},
+        {"cp": 2, "recompute": "selective"},
+        {"cp": 2, "recompute": "full"},
         {"tp": 4},
         {"cp": 2},
         {"cp": 4, "recompute": "full"},
@@ -55,6 +59,9 @@ def _sent(plan: Plan, config: dict[str, Any]) -> tuple[int, dict[str, int]]:
         {"dp": 2, "zero": 2},
         {"dp": 2, "zero": 2, "accumulation": "reduce_last"},
         {"dp": 2, "zero": 3},
+        {"dp": 2, "precision": Precision(reduction="bf16")},
+        {"dp": 2, "zero": 3, "precision": Precision(reduction="bf16")},
+        {"tp": 2, "sequence_parallel": True, "precision": Precision(reduction="fp16")},
         {"dp": 2, "zero": 3, "prefetch": 0, "recompute": "full"},
         {"dp": 2, "zero": 3, "microbatch": 4, "accumulation": "reduce_last"},
         {"dp": 4, "zero": 3, "hybrid_shard": 2},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,6 +68,13 @@ def legal_plans(draw: st.DrawFn) -> Plan:
     extra = draw(OTHERS) | {"precision": draw(PRECISIONS), "layouts": draw(LAYOUTS)}
     if extra["accumulation"] == "reduce_each":
         extra["zero"] = draw(st.integers(2, 3))
+    if extra["recompute"] == "none":
+        extra["recompute_every"] = 1
+    if extra["offload"] == "activations":
+        extra["recompute"] = "full"
+    if extra["shard_activations"]:
+        extra |= {"recompute": "full", "sequence_parallel": False}
+        stages = tuple(replace(s, tensor=2, data=1, context=1, devices=()) for s in stages)
     chunks = TRAITS[extra["schedule"]].least_chunks
     if len(stages) % chunks or (each and chunks > 1):
         chunks, extra["schedule"] = 1, "1f1b"

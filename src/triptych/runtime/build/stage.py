@@ -22,7 +22,7 @@ from triptych.plan.plan import Plan, part
 from triptych.runtime.attention import split_sequence
 from triptych.runtime.context.tiles import Documents
 from triptych.runtime.mesh import Mesh
-from triptych.runtime.recompute import recompute_layer
+from triptych.runtime.recompute import LayerInputs, recompute_attention, recompute_layer
 from triptych.runtime.tensor.functions import enter_region
 from triptych.runtime.tensor.linear import Deferral, Linear, replace_linears
 from triptych.runtime.tensor.loss import Bending, Vocabulary, cross_entropy
@@ -91,7 +91,11 @@ class StageModule(nn.Module):
         self._trunk = causal_lm.get_submodule(self._family.trunk)
         self._bending = _bending(self._family, causal_lm.config)
         self._hidden = model.hidden
-        self._recompute = plan.recompute
+        self._plan = plan
+        self._inputs = LayerInputs(
+            mesh.tensor if plan.shard_activations else None,
+            mesh.counters.axis("host") if plan.offload == "activations" else None,
+        )
         self._tensor = mesh.tensor
         self._context, self._context_method = mesh.context, plan.context_method
         self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
@@ -117,8 +121,14 @@ class StageModule(nn.Module):
             if self._context.size > 1:
                 attention = layer.get_submodule(family.attention)
                 split_sequence(attention, self._context, self._context_method)
-            if self._recompute == "full":
-                recompute_layer(layer)
+            if self._plan.recomputes(index):
+                self._recompute(layer)
+
+    def _recompute(self, layer: nn.Module) -> None:
+        if self._plan.recompute == "full":
+            recompute_layer(layer, self._inputs)
+        else:
+            recompute_attention(layer.get_submodule(self._family.attention))
 
     def to_device(self, device: torch.device) -> None:
         """Moves the rotary frequencies; parameters are allocated where they belong."""

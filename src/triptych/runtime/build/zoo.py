@@ -33,17 +33,6 @@ _STYLES: dict[str, Rule] = {
 }
 """The library's words for tensor plans (they change between releases) in ours."""
 
-_DROPOUTS = (
-    "attention_dropout",
-    "attn_pdrop",
-    "embd_pdrop",
-    "embedding_dropout",
-    "hidden_dropout",
-    "resid_pdrop",
-    "residual_dropout",
-)
-"""The names of dropout rates in the configurations of the families."""
-
 
 def skeleton(config: Mapping[str, Any]) -> nn.Module:
     """The library's causal LM of a `config.json`, every parameter on the meta device.
@@ -72,19 +61,6 @@ def skeleton(config: Mapping[str, Any]) -> nn.Module:
         _remake_rotary(model.get_submodule(family.trunk), family.rotary)
     _check_tensor_plan(model, family, model_type)
     return model
-
-
-def require_no_dropout(causal_lm: nn.Module) -> None:
-    """Raises ModelError, with all settings at once, if a module would drop activations."""
-    config = causal_lm.config
-    found = {name: getattr(config, name, 0.0) for name in _DROPOUTS}
-    problems = [
-        Problem(f"{name} = {value}", "dropout masks would differ between layouts", f"{name} = 0.0")
-        for name, value in found.items()
-        if value
-    ]
-    if problems:
-        raise ModelError(problems)
 
 
 def require_fixed_rotary(causal_lm: nn.Module, rule: str, works: str) -> None:

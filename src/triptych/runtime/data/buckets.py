@@ -10,6 +10,7 @@ one that travels.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ class GradientBuckets:
         sharding: what is divided among whom.
         unit_of: the unit of a slot: with divided values no bucket holds slots of two.
         bucket_bytes: bytes of gradients after which a bucket is closed.
+        values, gradients, reduction: dtypes of what is kept, and of gradients that travel.
 
     """
 
@@ -41,15 +43,15 @@ class GradientBuckets:
         bucket_bytes: int,
         values: torch.dtype,
         gradients: torch.dtype,
+        reduction: torch.dtype,
         device: torch.device,
     ) -> None:
         self.sharding = sharding
         capacity = max(1, bucket_bytes // gradients.itemsize)
         groups = _by_unit(slots, unit_of) if sharding.divides_values else _by_size(slots, capacity)
-        self.buckets = [
-            Bucket(group, sharding, values=values, gradients=gradients, device=device)
-            for group in groups
-        ]
+        make = partial(Bucket, values=values, gradients=gradients, reduction=reduction)
+        self.buckets = [make(group, sharding, device=device) for group in groups]
+        self.trained = [bucket for bucket in self.buckets if bucket.trains]
         self._final: set[tuple[int, bool]] = set()
         self._next = 0
         self._travelling: list[Bucket] = []
@@ -66,7 +68,7 @@ class GradientBuckets:
         """Makes ready for the first backward of a step."""
         self._final.clear()
         self._next = 0
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.begin_step()
 
     def begin_final(self, stage: int, weights: bool) -> None:
@@ -76,15 +78,15 @@ class GradientBuckets:
     def finish(self) -> None:
         """Ends every reduction; gradients (of this rank's shards) are then global sums."""
         if self.sharding.reduces_each:
-            rest = [bucket for bucket in self.buckets if bucket.has_gradient]
+            rest = [bucket for bucket in self.trained if bucket.has_gradient]
         else:
-            rest = self.buckets[self._next :]
+            rest = self.trained[self._next :]
         for bucket in rest:
             self._start(bucket)
         self._travelling.clear()
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.finish_own()
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.finish_reduce()
         self.release()
 
@@ -98,20 +100,23 @@ class GradientBuckets:
         if self.sharding.divides_values:
             self.release()
             return
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.start_refresh()
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.finish_gather()
 
     def _attach(self, slot: Slot, bucket: Bucket) -> None:
         # `.data` has a version counter of its own: gathering again is no change of the values.
-        parameter = nn.Parameter(slot.value.data)
+        parameter = nn.Parameter(slot.value.data, requires_grad=slot.trains)
         for module, attribute in slot.places:
             setattr(module, attribute, parameter)
-            if isinstance(module, Linear) and attribute == "weight":
+            if slot.trains and isinstance(module, Linear) and attribute == "weight":
                 module.sink = _WeightSink(slot, bucket, self.arrived, is_product=True)
-            if isinstance(module, VocabularyParallelEmbedding) and len(slot.places) == 1:
+            alone = slot.trains and len(slot.places) == 1
+            if alone and isinstance(module, VocabularyParallelEmbedding):
                 module.sink = _WeightSink(slot, bucket, self.arrived, is_product=False)
+        if not slot.trains:
+            return
         hook = self._hook(slot, bucket)
         parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -137,8 +142,8 @@ class GradientBuckets:
 
     def _start_in_order(self) -> None:
         """Starts every bucket whose turn it is: the order must be the same on all ranks."""
-        while self._next < len(self.buckets) and self.buckets[self._next].is_final:
-            self._start(self.buckets[self._next])
+        while self._next < len(self.trained) and self.trained[self._next].is_final:
+            self._start(self.trained[self._next])
             self._next += 1
 
     def _start(self, bucket: Bucket) -> None:
@@ -195,7 +200,9 @@ def _by_unit(slots: Sequence[Slot], unit_of: Callable[[Slot], Hashable]) -> list
 
 
 def _kind(slot: Slot) -> Hashable:
-    """Slots of one bucket are complete together and partial over the same axis."""
+    """Slots of one bucket are complete together and partial over the same axis, or all frozen."""
+    if not slot.trains:
+        return False
     return slot.stage is None, slot.before and id(slot.before)
 
 

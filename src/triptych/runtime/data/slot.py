@@ -26,7 +26,8 @@ class Slot:
 
     `counted` is True on the one tensor rank and stage whose gradient enters the norm, which is
     also the one that saves it. Over `before` its gradient is partial beside the data axis. `stage`
-    is the one that uses the parameter, None if several of this rank's do.
+    is the one that uses the parameter, None if several of this rank's do. A frozen one (not
+    `trains`) has no gradient.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Slot:
     before: Communicator | None
     stage: int | None
     places: list[tuple[nn.Module, str]]
+    trains: bool = True
     offset: int = 0
     filled: bool = False
     arrived: bool = False

@@ -17,6 +17,7 @@ import torch
 
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.comm import Pending
+from triptych.runtime.dropout import Masks
 from triptych.runtime.microbatch import MicroBatch
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.record import Recorder
@@ -56,6 +57,8 @@ class Interpreter:
         stages: this rank's stages by index.
         channels: where each stage's hidden states and gradients go and come from.
         deferral: keeps weight gradients between actions I and W.
+        masks: of dropout, to be turned to the micro-batch that runs, or runs again.
+        lowest_trained: the first stage that has something to train: no gradient goes below it.
         recorder: gets one span per computation and per wait.
         dtype, hidden, sequence_split: of the hidden states that travel, [B, S/split, H].
     """
@@ -70,10 +73,12 @@ class Interpreter:
         dtype: torch.dtype,
         hidden: int,
         sequence_split: int,
+        masks: Masks | None = None,
+        lowest_trained: int = 0,
     ) -> None:
         self._stages = stages
         self._channels = channels
-        self._deferral = deferral
+        self._deferral, self._masks, self._lowest = deferral, masks, lowest_trained
         self._recorder = recorder
         self._dtype, self._hidden, self._split = dtype, hidden, sequence_split
         self._do: dict[Kind, Callable[[_Step, Key], None]] = {
@@ -117,8 +122,9 @@ class Interpreter:
     def _forward(self, step: _Step, key: Key) -> None:
         stage, microbatch = self._stages[key[0]], step.microbatches[key[1]]
         received = self._arrived(step, Kind.RECV_F, key)
-        if received is not None and torch.is_grad_enabled():
+        if received is not None and torch.is_grad_enabled() and key[0] > self._lowest:
             received.requires_grad_()
+        self._turn_masks(microbatch)
         with self._recorder.span(f"{key[0]}F{key[1]}"):
             ids, positions = microbatch.input_ids, microbatch.positions
             output = stage(ids, received, positions, microbatch.documents)
@@ -132,6 +138,7 @@ class Interpreter:
     def _backward(self, step: _Step, key: Key) -> None:
         gradient = self._arrived(step, Kind.RECV_B, key)
         flight = step.in_flight.pop(key)
+        self._turn_masks(step.microbatches[key[1]])
         with self._recorder.span(f"{key[0]}B{key[1]}"):
             torch.autograd.backward(flight.output, gradient)
         self._pass_gradient(step, key, flight)
@@ -139,6 +146,7 @@ class Interpreter:
     def _input_gradient(self, step: _Step, key: Key) -> None:
         gradient = self._arrived(step, Kind.RECV_B, key)
         flight = step.in_flight.pop(key)
+        self._turn_masks(step.microbatches[key[1]])
         with self._recorder.span(f"{key[0]}I{key[1]}"):
             self._deferral.begin()
             torch.autograd.backward(flight.output, gradient)
@@ -149,8 +157,13 @@ class Interpreter:
         with self._recorder.span(f"{key[0]}W{key[1]}"):
             self._deferral.run(key)
 
+    def _turn_masks(self, microbatch: MicroBatch) -> None:
+        if self._masks is not None:
+            length = microbatch.input_ids.shape[1]
+            self._masks.turn_to(microbatch.first, length, microbatch.places)
+
     def _pass_gradient(self, step: _Step, key: Key, flight: _InFlight) -> None:
-        if flight.received is None:
+        if flight.received is None or key[0] <= self._lowest:
             return
         assert flight.received.grad is not None
         if key[0] - 1 in self._stages:
@@ -163,7 +176,7 @@ class Interpreter:
     def _send_forward(self, step: _Step, key: Key) -> None:
         output = step.in_flight[key].output.detach().contiguous()
         step.leaving.append(self._channels.send_forward(output, key[0]))
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or key[0] < self._lowest:
             del step.in_flight[key]
 
     def _receive_forward(self, step: _Step, key: Key) -> None:

@@ -61,7 +61,7 @@ def cross_entropy(
     """The sum over tokens of scale x cross-entropy, as a scalar; labels of -100 do not count.
 
     With a `sink` the gradient of `weight_vH` is added there during the forward: the scalar must
-    then be what the backward starts from, with gradient 1.
+    then be what the backward starts from, with gradient 1. A frozen weight has no gradient.
 
     The gradient of `hidden_TH` covers this rank's rows only: sum it over the ranks (as
     `enter_region` does). Cost: 3 T fp32 all-reduced over the vocabulary's ranks.
@@ -95,7 +95,8 @@ class _CrossEntropy(torch.autograd.Function):
         wide = torch.promote_types(hidden_TH.dtype, torch.float32)
         loss = torch.zeros((), dtype=wide, device=hidden_TH.device)
         grad_hidden = torch.empty_like(hidden_TH) if wanted else None
-        grad_weight = torch.zeros_like(weight_vH) if wanted and sink is None else None
+        has_own = wanted and sink is None and weight_vH.requires_grad
+        grad_weight = torch.zeros_like(weight_vH) if has_own else None
         for start in range(0, len(labels_T), CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
             logits = (hidden_TH[rows] @ weight_vH.T).to(wide)
@@ -123,7 +124,8 @@ class _CrossEntropy(torch.autograd.Function):
             ctx.sink.arrive()
             return grad_hidden, None, None, None
         factor = grads[0].to(grad_hidden.dtype)
-        return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None
+        grad_weight = None if grad_weight is None else grad_weight.mul_(factor)
+        return grad_hidden.mul_(factor), grad_weight, None, None
 
 
 def _softmax_loss(
