@@ -101,7 +101,7 @@ def _score_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setti
         if op.operator.kind == "attention":
             matrices = _score_matrices(op.operator, setting, site.rates)
             elements += op.query_heads * site.sequence_length * matrices
-            if op.operator.is_written_out:
+            if op.operator.dropout:
                 width = op.operator.head_dim + op.operator.value_dim
                 elements += (op.query_heads - op.kv_heads) * width - op.query_heads * LOG_SUM
     return elements
@@ -110,15 +110,14 @@ def _score_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setti
 def _score_matrices(operator: Operator, setting: Setting, rates: Rates) -> float:
     """Matrices of the size of the scores that attention keeps (`runtime/attention.py`).
 
-    Written out: the softmax in fp32; the weights that multiply the values if they are others,
-    rounded or dropped; the mask of dropout, a byte an element; the tanh of soft-capped scores.
+    With dropout: the softmax in fp32; the weights that multiply the values; the mask, a byte an
+    element; the tanh of soft-capped scores. Without it, tiles keep none.
     """
-    if not operator.is_written_out:
+    if not operator.dropout:
         return 1.0 if setting.attention == "eager" else 0.0
     softmax = max(1.0, 4.0 / rates.element_bytes)
-    mask = 1.0 / rates.element_bytes if operator.dropout else 0.0
-    has_others = operator.dropout or softmax > 1.0
-    return softmax + has_others + mask + operator.softcapped
+    mask = 1.0 / rates.element_bytes
+    return softmax + 1.0 + mask + operator.softcapped
 
 
 def _unfused_elements(local: tuple[LocalOperator, ...], setting: Setting, rates: Rates) -> float:

@@ -118,19 +118,20 @@ def _priced(config: dict[str, Any], dtype: str, length: int) -> dict[str, float]
     return priced
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_layers_keep_the_bytes_that_are_priced(dtype: str) -> None:
-    config = tiny_config()
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [(tiny_config(), "fp32"), (tiny_config(), "bf16"), (family_config("gemma2 untied"), "fp32")],
+    ids=["fp32", "bf16", "caps"],
+)
+def test_layers_keep_the_bytes_that_are_priced(config: dict[str, Any], dtype: str) -> None:
     counted, priced = _counted(config, dtype, 64), _priced(config, dtype, 64)
     assert counted == pytest.approx(priced, rel=0.01)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(
-    "config", [family_config("gemma2 untied"), tiny_config(attention_dropout=0.1)], ids=["caps", ""]
-)
-def test_selective_recomputation_keeps_no_scores(config: dict[str, Any], dtype: str) -> None:
-    """Scores that are capped, or dropped, are written out; the causal mask is small beside them."""
+def test_selective_recomputation_keeps_no_scores(dtype: str) -> None:
+    """Scores whose weights are dropped are written out; the causal mask is small beside them."""
+    config = tiny_config(attention_dropout=0.1)
     counted, priced = _counted(config, dtype, 256), _priced(config, dtype, 256)
     saved = counted["none"] - counted["selective"]
     assert saved == pytest.approx(priced["none"] - priced["selective"], rel=0.05)

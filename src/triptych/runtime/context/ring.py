@@ -78,7 +78,8 @@ class _Ring(torch.autograd.Function):
                 _add(whole, tile, attend(_of(q, tile), keys, values, scores, tile))
         if sinks is not None:
             whole = _drained(whole, sinks)
-        out = whole.out_BHSD.to(q.dtype)
+        out = whole.out_BHSD.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+        # Laid out as the projection behind reads it, which so keeps no copy of its own.
         ctx.save_for_backward(q, own, out, whole.lse_BHS, sinks)
         ctx.scores, ctx.sight, ctx.comm = scores._replace(sinks=None), sight, comm
         return out
