@@ -70,13 +70,20 @@ def split(rows: Sequence[tuple[Any, Any]], plan: Plan, dp_index: int) -> list[Mi
 
 
 def make_engine(
-    plan: Plan, config: dict[str, Any], router: RouterSettings | None = None, **settings: Any
+    plan: Plan,
+    config: dict[str, Any],
+    router: RouterSettings | None = None,
+    seed: int = 1,
+    freeze: Sequence[str] = (),
+    **settings: Any,
 ) -> Engine:
     """An engine on this rank."""
     kv_heads = from_config(config, name="tiny").kv_heads
     mesh = Mesh.create(plan, kv_heads=kv_heads, timeout_s=60, strict=STRICT)
     optimizer = OptimizerSettings(**settings)
-    return Engine.build(plan, config, mesh, seed=1, optimizer=optimizer, router=router)
+    return Engine.build(
+        plan, config, mesh, seed=seed, optimizer=optimizer, freeze=freeze, router=router
+    )
 
 
 def train(

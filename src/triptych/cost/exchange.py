@@ -7,7 +7,6 @@ makes of each a reduce-scatter and an all-gather: two halves with the same bytes
 from __future__ import annotations
 
 from triptych.cost.collectives import gather_bytes
-from triptych.cost.operators import Seconds
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
@@ -45,40 +44,6 @@ def norm_sum_s(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -
     """Seconds of those sums in a pass."""
     size_bytes = norm_sum_bytes(site, local, setting)
     return site.tensor.all_reduce_s(size_bytes) if size_bytes else 0.0
-
-
-def ring_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
-    """Bytes of the keys and values that a rank passes on in one round of ring attention."""
-    widths = (
-        op.kv_heads * (op.operator.head_dim + op.operator.value_dim)
-        for op in local
-        if op.operator.kind == "attention"
-    )
-    return sum(widths) * site.tokens(setting) * site.rates.element_bytes
-
-
-def ring_s(
-    site: Site,
-    local: tuple[LocalOperator, ...],
-    seconds: list[Seconds],
-    setting: Setting,
-    rounds: int,
-) -> float:
-    """Ring attention's exposed seconds: what does not hide behind the attention of a chunk.
-
-    One round in the forward; two in the backward, where the gradients travel too.
-    """
-    if setting.context == 1:
-        return 0.0
-    hops = rounds * (setting.context - 1)
-    sent_s = hops * site.context.send_s(ring_bytes(site, local, setting))
-    attention_s = sum(
-        piece.forward_s if rounds == 1 else piece.backward_s
-        for op, piece in zip(local, seconds, strict=True)
-        if op.operator.kind == "attention"
-    )
-    hidden_s = 0.0 if site.rates.is_cpu else attention_s * (1 - 1 / setting.context)
-    return max(0.0, sent_s - hidden_s)
 
 
 def dispatch_bytes(site: Site, block: Block, setting: Setting) -> float:

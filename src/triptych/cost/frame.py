@@ -8,7 +8,7 @@ from functools import cached_property
 
 from triptych.cost.memory import Memory, overhead_bytes, rank_memory, state_bytes, work_bytes
 from triptych.cost.pipeline import Moment, Pair
-from triptych.cost.pricer import Pricer, StageCost
+from triptych.cost.pricer import Counts, Pricer, StageCost
 from triptych.cost.setting import Setting
 from triptych.cost.shard import copies_of
 from triptych.cost.sharded import sharded_pass
@@ -56,7 +56,7 @@ class Frame:
         """Prices the stages."""
         last = len(stages) - 1
         costs = tuple(
-            pricer.stage(pricer.counts(s.start, s.stop), i == 0, i == last, setting)
+            pricer.stage(_counts(pricer, s, setting), i == 0, i == last, setting)
             for i, (s, setting) in enumerate(zip(stages, settings, strict=True))
         )
         if last and (is_v_shaped or chunks == len(stages)):
@@ -266,6 +266,10 @@ class Frame:
         """The peak of the largest rank, as `largest_memory` has it, from its two parts."""
         tensors = max(map(sum, zip(state, work, strict=True)))
         return tensors + overhead_bytes(tensors, self.is_cpu)
+
+
+def _counts(pricer: Pricer, stage: Stage, setting: Setting) -> Counts:
+    return pricer.counts(stage.start, stage.stop, setting.recompute_every)
 
 
 def _with_one_table(costs: tuple[StageCost, ...]) -> tuple[StageCost, ...]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from triptych.cost.context import context_s
 from triptych.cost.exchange import (
     HALVES,
     dispatch_s,
     halves_s,
     norm_sum_s,
     regions,
-    ring_s,
 )
 from triptych.cost.operators import Seconds, host_s, operator_seconds, with_host
-from triptych.cost.recompute import kept_elements, repeated, repeated_halves, saved_elements
+from triptych.cost.recompute import (
+    kept_elements,
+    regathers,
+    repeated,
+    repeated_halves,
+    saved_elements,
+)
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
@@ -74,7 +80,7 @@ def _pass(
         compute_s=with_host(site.rates, work_s, issued_s),
         tensor_s=halves_s(site, setting, HALVES * regions(block))
         + norm_sum_s(site, local, setting),
-        context_s=ring_s(site, local, seconds, setting, rounds=1 if is_forward else 2),
+        context_s=context_s(site, local, seconds, setting, is_forward=is_forward),
         expert_s=dispatch_s(site, block, setting),
     )
 
@@ -93,10 +99,11 @@ def _recomputed(
     work_s = sum(seconds[i].forward_s for i in chosen)
     issued_s, _ = host_s(site.rates, setting, len(chosen))
     flops = sum(local[i].operator.forward_flops(site.sequence_length) for i in chosen)
+    halves = repeated_halves(site.model, block, setting) + regathers(setting)
     parts = Parts(
         compute_s=with_host(site.rates, work_s, issued_s),
-        tensor_s=halves_s(site, setting, repeated_halves(site.model, block, setting)),
-        context_s=ring_s(site, local, seconds, setting, rounds=1),
+        tensor_s=halves_s(site, setting, halves),
+        context_s=context_s(site, local, seconds, setting, is_forward=True),
         expert_s=dispatch_s(site, block, setting) if setting.recompute == "full" else 0.0,
     )
     return parts, flops * setting.microbatch * site.sequence_length

@@ -97,17 +97,22 @@ def _buffer_bytes(stages: Sequence[StageCost], storage: Storage, held: float) ->
     """A gradient on its way into its bucket, buckets under way, gathered units.
 
     Where gradients are divided two buckets have memory, one that fills and one that travels; a
-    bucket of ZeRO-3 is a unit.
+    bucket of ZeRO-3 is a unit. Gradients that travel in another dtype are copies; whole ones travel
+    all together.
     """
     unit = max(stage.largest_unit for stage in stages)
     buffers = max(stage.largest_weight for stage in stages) * storage.parameter_bytes
     if storage.shards > 1:
         buffers += min(2 * storage.bucket_bytes, held * storage.gradient_bytes)
+    travelling = held
     if storage.reduces_each:
         bucket_bytes = unit * storage.gradient_bytes
         if storage.zero < 3:
             bucket_bytes = max(storage.bucket_bytes, bucket_bytes)
-        buffers += min(2 * bucket_bytes, held * storage.gradient_bytes)
+        travelling = min(2 * bucket_bytes / storage.gradient_bytes, held)
+        buffers += travelling * storage.gradient_bytes
+    if storage.converts:
+        buffers += travelling * storage.reduction_bytes
     if storage.zero >= 3:
         buffers += (1 + storage.prefetch) * unit * storage.parameter_bytes
     return buffers

@@ -56,7 +56,7 @@ def operator_seconds(
     if kind == "gemm":
         return _gemm(local, rates, setting, tokens)
     if kind == "attention":
-        if setting.attention == "eager":
+        if setting.attention == "eager" or local.operator.is_written_out:
             return _unfused_attention(local, rates, tokens, sequence_length)
         return _flash_attention(local, rates, tokens, sequence_length)
     return _memory(local, rates, setting, tokens)

@@ -6,6 +6,7 @@ the same piece in thousands of plans, so they are kept here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from triptych.cluster.cluster import Cluster
@@ -23,6 +24,14 @@ from triptych.model.operators import block_operators, embedding_operators, head_
 from triptych.plan.workload import Workload
 from triptych.schedule.generate import build_program
 from triptych.schedule.program import Program
+
+
+class Layers(NamedTuple):
+    """So many layers of a kind of block, or an end of the model, under one setting."""
+
+    kind: int
+    setting: Setting
+    number: int
 
 
 class StageCost(NamedTuple):
@@ -47,7 +56,8 @@ class StageCost(NamedTuple):
 
 
 Counts = tuple[int, ...]
-"""Layers of a stage by kind of block, in the order of `Pricer.kinds`."""
+"""Layers of a stage by kind of block, in the order of `Pricer.kinds`; if only some are recomputed
+(`Setting.recompute_every`) those first, then the others."""
 
 
 class Pricer:
@@ -117,12 +127,26 @@ class Pricer:
             self._peaks[key] = program_peaks(self.program(*key))
         return self._peaks[key]
 
-    def counts(self, start: int, stop: int) -> Counts:
-        """Layers `start` to `stop` by kind."""
+    def counts(self, start: int, stop: int, every: int = 1) -> Counts:
+        """Layers `start` to `stop` by kind; those with a multiple of `every` first, if not all."""
+        if every == 1:
+            return self._count(range(start, stop))
+        first = range(-(-start // every) * every, stop, every)
+        others = [layer for layer in range(start, stop) if layer % every]
+        return self._count(first) + self._count(others)
+
+    def _count(self, layers: Sequence[int]) -> Counts:
         if len(self.kinds) == 1:
-            return (stop - start,)
-        layers = self.kind_of_layer[start:stop]
-        return tuple(layers.count(kind) for kind in range(len(self.kinds)))
+            return (len(layers),)
+        kinds = [self.kind_of_layer[layer] for layer in layers]
+        return tuple(kinds.count(kind) for kind in range(len(self.kinds)))
+
+    def layers(self, counts: Counts, setting: Setting) -> Iterator[Layers]:
+        """The layers of a stage, alike ones together."""
+        for index, count in enumerate(counts):
+            again, kind = divmod(index, len(self.kinds))
+            if count:
+                yield Layers(kind, setting.kept if again else setting, count)
 
     # --- pieces ----------------------------------------------------------------------------------
 
@@ -173,10 +197,11 @@ class Pricer:
     def _price_stage(
         self, counts: Counts, is_first: bool, is_last: bool, setting: Setting
     ) -> StageCost:
-        pieces = [(kind, count) for kind, count in enumerate(counts) if count]
-        pieces += [(EMBEDDING, 1)] if is_first else []
-        pieces += [(HEAD, 1)] if is_last else []
-        costs = [(self.piece(kind, setting), count) for kind, count in pieces]
+        layers = list(self.layers(counts, setting))
+        layers += [Layers(EMBEDDING, setting, 1)] if is_first else []
+        layers += [Layers(HEAD, setting, 1)] if is_last else []
+        pieces = [(kind, count) for kind, _, count in layers]
+        costs = [(self.piece(kind, own), count) for kind, own, count in layers]
         held = self._holdings(pieces, setting, both_ends=is_first and is_last)
         forward, backward = Parts(), Parts()
         for cost, count in costs:

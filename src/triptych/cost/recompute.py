@@ -2,8 +2,9 @@
 
 Full recomputation keeps a layer's input and runs its forward again, up to the last tensor that the
 backward needs: the MLP's last product and its reduction are not repeated (PyTorch's
-non-reentrant checkpoint stops there). Selective recomputation runs attention again
-(Korthikanti et al. 2022, sec. 5).
+non-reentrant checkpoint stops there). Selective recomputation runs attention again, from its
+queries, keys and values (Korthikanti et al. 2022, sec. 5): scores are not kept, nor is the
+log-sum-exp of a fused kernel; attention's output is, by the product that reads it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
 from triptych.model.model import Block, Mlp, Model
+from triptych.model.operators import Operator
 
 
 def repeated(
@@ -42,6 +44,11 @@ def _ends_in_sum(model: Model, block: Block) -> bool:
     return not model.dropout and not block.ends_in_norm
 
 
+def regathers(setting: Setting) -> bool:
+    """True if the backward gathers the input of a layer from the tensor ranks."""
+    return setting.recompute == "full" and setting.shard_activations
+
+
 def _unneeded(model: Model, block: Block, local: tuple[LocalOperator, ...]) -> int:
     """Operators at the end of a layer whose results the backward does not need."""
     if not _ends_in_sum(model, block) or not isinstance(block.mlp, Mlp):
@@ -57,30 +64,60 @@ def saved_elements(site: Site, local: tuple[LocalOperator, ...], setting: Settin
     """Elements per token that a layer keeps if nothing is recomputed."""
     split = setting.sequence_split
     saved = sum(op.saved + op.sequence_saved / split for op in local)
-    if setting.attention == "eager":
-        saved += _score_elements(site, local)
+    saved += _score_elements(site, local, setting)
     return saved + (0.0 if setting.compile else _unfused_elements(local, setting, site.rates))
 
 
 def kept_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
     """Elements per token that a layer keeps until its backward."""
     if setting.recompute == "full":
-        return site.model.hidden / setting.sequence_split
+        if setting.offloads_activations:
+            return 0.0
+        parts = setting.tensor if setting.shard_activations else setting.sequence_split
+        return site.model.hidden / parts
     saved = saved_elements(site, local, setting)
     if setting.recompute == "selective":
-        saved -= sum(
-            op.query_heads * (op.operator.value_dim + 2)  # output and log-sum-exp
-            for op in local
-            if op.operator.kind == "attention"
-        )
-        saved -= _score_elements(site, local) if setting.attention == "eager" else 0.0
+        saved -= _core_elements(site, local, setting)
     return saved
 
 
-def _score_elements(site: Site, local: tuple[LocalOperator, ...]) -> float:
-    """Elements per token of materialised score matrices."""
-    heads = sum(op.query_heads for op in local if op.operator.kind == "attention")
-    return float(heads * site.sequence_length)
+LOG_SUM = 2.0
+"""Elements of a fp32 log-sum-exp, which attention keeps of each head."""
+
+
+def _core_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """What attention keeps beside its inputs and its output, which the next product keeps."""
+    log_sums = LOG_SUM * sum(op.query_heads for op in local if op.operator.kind == "attention")
+    return log_sums + _score_elements(site, local, setting)
+
+
+def _score_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """Elements per token of score matrices that exist, instead of a log-sum-exp.
+
+    Keys and values are repeated then for the query heads that share them.
+    """
+    elements = 0.0
+    for op in local:
+        if op.operator.kind == "attention":
+            matrices = _score_matrices(op.operator, setting, site.rates)
+            elements += op.query_heads * site.sequence_length * matrices
+            if op.operator.dropout:
+                width = op.operator.head_dim + op.operator.value_dim
+                elements += (op.query_heads - op.kv_heads) * width - op.query_heads * LOG_SUM
+    return elements
+
+
+def _score_matrices(operator: Operator, setting: Setting, rates: Rates) -> float:
+    """Matrices of the size of the scores that attention keeps (`runtime/attention.py`).
+
+    With dropout: the softmax in fp32; the weights that multiply the values; the mask, a byte an
+    element; the tanh of soft-capped scores. Without it, tiles keep none.
+    """
+    if not operator.dropout:
+        return 1.0 if setting.attention == "eager" else 0.0
+    softmax = max(1.0, 4.0 / rates.element_bytes)
+    mask = 1.0 / rates.element_bytes
+    return softmax + 1.0 + mask + operator.softcapped
 
 
 def _unfused_elements(local: tuple[LocalOperator, ...], setting: Setting, rates: Rates) -> float:

@@ -19,6 +19,10 @@ class Setting(NamedTuple):
     attention: str  # sdpa, flash, eager
     compile: bool
     dtype: str  # of parameters and compute
+    context_method: str = "ring"  # or ulysses
+    recompute_every: int = 1  # of a stage's layers, those with a multiple of it are recomputed
+    shard_activations: bool = False  # the inputs of recomputed layers, over the tensor ranks
+    offloads_activations: bool = False  # those inputs wait in host memory
 
     @classmethod
     def of(cls, plan: Plan) -> Setting:
@@ -33,7 +37,16 @@ class Setting(NamedTuple):
             attention=plan.attention,
             compile=plan.compile,
             dtype=plan.precision.parameter,
+            context_method=plan.context_method,
+            recompute_every=plan.recompute_every,
+            shard_activations=plan.shard_activations,
+            offloads_activations=plan.offload == "activations",
         )
+
+    @property
+    def kept(self) -> Setting:
+        """The setting of the layers that are not recomputed."""
+        return self._replace(recompute="none", recompute_every=1)
 
     @property
     def sequence_split(self) -> int:

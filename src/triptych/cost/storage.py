@@ -22,6 +22,7 @@ class Storage(NamedTuple):
     prefetch: int
     is_offloaded: bool
     accumulation: str
+    converts: bool = False  # gradients are copied to another dtype to travel
 
     @property
     def reduces_each(self) -> bool:
@@ -52,4 +53,5 @@ class Storage(NamedTuple):
             prefetch=plan.prefetch,
             is_offloaded=plan.offload == "optimizer",
             accumulation=plan.accumulation,
+            converts=precision.reduction != precision.gradient,
         )

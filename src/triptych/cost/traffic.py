@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from triptych.cost.collectives import all_reduce_bytes, gather_bytes
+from triptych.cost.context import context_bytes
 from triptych.cost.exchange import (
     HALVES,
     count_bytes,
@@ -17,12 +18,11 @@ from triptych.cost.exchange import (
     halves_bytes,
     norm_sum_bytes,
     regions,
-    ring_bytes,
 )
 from triptych.cost.frame import Frame
 from triptych.cost.gathers import Gathered, gathered
 from triptych.cost.holdings import Holdings
-from triptych.cost.recompute import repeated_halves
+from triptych.cost.recompute import regathers, repeated_halves
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator, copies_of
 from triptych.cost.site import Site
@@ -55,13 +55,15 @@ def layer_traffic(
 ) -> Traffic:
     """Bytes of one layer for one micro-batch, forward and backward."""
     passes = 3 if setting.recompute == "full" else 2
+    forwards = 1 if setting.recompute == "none" else 2
     halves = 2 * HALVES * regions(block) + repeated_halves(site.model, block, setting)
-    ring = (setting.context - 1) * ring_bytes(site, local, setting)
+    halves += regathers(setting)
+    forward, backward = (context_bytes(site, local, setting, is_forward=x) for x in (True, False))
     dispatched = gather_bytes(setting.expert, dispatch_bytes(site, block, setting))
     sums = all_reduce_bytes(setting.tensor, norm_sum_bytes(site, local, setting))
     return Traffic(
         tensor=halves_bytes(site, setting, halves) + passes * sums,
-        context=(passes + 1) * ring,
+        context=forwards * forward + backward,
         expert=passes * 2 * dispatched
         + (passes - 1) * gather_bytes(setting.expert, count_bytes(block)),
     )
@@ -159,9 +161,10 @@ def _stage_traffic(frame: Frame, index: int) -> Traffic:
     pricer, setting = frame.pricer, frame.settings[index]
     site, stage = pricer.site(setting), frame.stages[index]
     total = Traffic()
-    for kind, count in enumerate(pricer.counts(stage.start, stage.stop)):
-        local = pricer.local(kind, setting)
-        total = total.plus(layer_traffic(site, pricer.kinds[kind], local, setting), count)
+    counts = pricer.counts(stage.start, stage.stop, setting.recompute_every)
+    for kind, own, count in pricer.layers(counts, setting):
+        local = pricer.local(kind, own)
+        total = total.plus(layer_traffic(site, pricer.kinds[kind], local, own), count)
     total = total.plus(embedding_traffic(site, setting)) if index == 0 else total
     is_last = index == len(frame.stages) - 1
     return total.plus(head_traffic(site, setting)) if is_last else total

@@ -40,6 +40,8 @@ class Attention:
     sinks: bool = False  # one learned logit per query head (GPT-OSS)
     window: int | None = None  # sliding window in tokens; None: full causal
     latent: Latent | None = None
+    softcapped: bool = False  # scores are bent to c x tanh(scores / c)
+    dropout: bool = False  # of attention weights
 
     @property
     def query_width(self) -> int:

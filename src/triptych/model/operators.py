@@ -55,8 +55,15 @@ class Operator:
     head_dim: int = 0  # of queries and keys
     value_dim: int = 0  # of values
     window: int | None = None
+    softcapped: bool = False
+    dropout: bool = False  # of attention weights
     elements: float = 0.0
     saved: float = 0.0
+
+    @property
+    def is_written_out(self) -> bool:
+        """True for attention that no fused kernel does: its scores exist as matrices."""
+        return self.softcapped or self.dropout
 
     @property
     def parameters(self) -> int:
@@ -210,6 +217,8 @@ def _core(attention: Attention, *, head_dim: int, value_dim: int) -> Operator:
         head_dim=head_dim,
         value_dim=value_dim,
         window=attention.window,
+        softcapped=attention.softcapped,
+        dropout=attention.dropout,
         saved=float((heads + kv_heads) * (head_dim + value_dim) + 2 * heads),
     )
 

@@ -134,7 +134,6 @@ class Family:
     stored: tuple[tuple[str, str], ...] = ()  # words of the library and those of the hub's disks
     norm_start: float = 1.0  # the value of a fresh norm's weight
     scaled_embedding: bool = False  # the library's embedding module multiplies (Gemma)
-    bends_scores: bool = False  # c x tanh(scores / c) in attention
     wide_head_norm: bool = False  # query and key norms run over all heads together
     logit_factor: str | None = None  # the config's name of what logits are multiplied by
     logit_divisor: str | None = None  # ... and of what they are divided by
@@ -176,7 +175,6 @@ _GEMMA2 = replace(
     rules={**_LLAMA.rules, **_GEMMA_NORMS},
     norm_start=0.0,
     scaled_embedding=True,
-    bends_scores=True,
     logit_softcap="final_logit_softcapping",
 )
 _GPT_NEOX = Family(
@@ -317,7 +315,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": _QK_NORM,
     "mistral": _LLAMA,
     "gemma2": _GEMMA2,
-    "gemma3_text": replace(_GEMMA2, rules={**_GEMMA2.rules, **_HEAD_NORMS}, bends_scores=False),
+    "gemma3_text": replace(_GEMMA2, rules={**_GEMMA2.rules, **_HEAD_NORMS}),
     "gpt_neox": _GPT_NEOX,
     "gpt2": _GPT2,
     "phi3": _PHI3,

@@ -60,10 +60,13 @@ SETTINGS: dict[str, Field] = {
     "chunks": _COUNT,
     "microbatch": _COUNT,
     "recompute": Field(str, values=("none", "selective", "full")),
+    "recompute_every": _COUNT,
+    "shard_activations": Field(bool),
     "sequence_parallel": Field(bool),
     "offload": Field(str, values=("none", "optimizer", "activations", "parameters")),
     "rank_order": Field(str, values=(RANK_ORDER,)),
     "attention": Field(str, values=("sdpa", "eager", "flash")),
+    "context_method": Field(str, values=("ring", "ulysses")),
     "compile": Field(bool),
 }
 
@@ -83,6 +86,7 @@ FOREIGN_NAMES = {
     "zero_stage": "zero",
     "micro_batch_size": "microbatch",
     "activation_checkpointing": "recompute",
+    "partition_activations": "shard_activations",
     "virtual_stages": "chunks",
     "dtype": "precision",
 }

@@ -56,6 +56,11 @@ class Precision:
         """True if master weights are a copy of their own."""
         return self.master != self.parameter
 
+    @property
+    def scales_loss(self) -> bool:
+        """True if gradients pass through fp16, whose range is too small for them as they are."""
+        return "fp16" in (self.parameter, self.gradient, self.reduction)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -76,11 +81,14 @@ class Plan:
     chunks: int = 1
     microbatch: int = 1
     recompute: str = "none"
+    recompute_every: int = 1  # 2: only layers 0, 2, 4, ... are recomputed
+    shard_activations: bool = False  # inputs of recomputed layers, over the tensor ranks
     sequence_parallel: bool = False
     offload: str = "none"
     precision: Precision = field(default_factory=Precision)
     rank_order: str = "tp-cp-ep-dp-pp"
     attention: str = "sdpa"
+    context_method: str = "ring"  # or ulysses: see `plan/context.py`
     compile: bool = False
     layouts: Mapping[str, str] = field(default_factory=dict)
 
@@ -167,6 +175,10 @@ class Plan:
         """
         return self.zero >= 2 and self.accumulation != "reduce_last"
 
+    def recomputes(self, layer: int) -> bool:
+        """True if the backward runs a layer, or its attention, again."""
+        return self.recompute != "none" and layer % self.recompute_every == 0
+
     def num_microbatches(self, global_batch: int) -> int:
         """Micro-batches a step of each pipeline; legality says when this divides."""
         return global_batch // (self.microbatch * self.dp)
@@ -179,6 +191,8 @@ class Plan:
         """The degrees in one line: `tp=2,pp=2,dp=1,zero=1,microbatch=1`, non-defaults only."""
         words = [f"tp={self.tp}", f"pp={self.pp}", f"dp={self.dp}"]
         words += [f"cp={self.cp}"] if self.cp > 1 else []
+        if self.cp > 1 and self.context_method != "ring":
+            words.append(f"context_method={self.context_method}")
         words += [f"ep={self.ep}"] if self.ep > 1 else []
         words += [f"zero={self.zero}"] if self.zero else []
         words += [f"hybrid_shard={self.hybrid_shard}"] if self.hybrid_shard else []
@@ -187,6 +201,9 @@ class Plan:
         words += [f"schedule={self.schedule}"] if self.pp > 1 or self.chunks > 1 else []
         words += [f"chunks={self.chunks}"] if self.chunks > 1 else []
         words += [f"recompute={self.recompute}"] if self.recompute != "none" else []
+        words += [f"recompute_every={self.recompute_every}"] if self.recompute_every > 1 else []
+        words += ["shard_activations=1"] if self.shard_activations else []
+        words += [f"offload={self.offload}"] if self.offload != "none" else []
         words += [f"precision={self.precision.parameter}"]
         counts = [stage.num_layers for stage in self.stages]
         if tuple(counts) != even_split(sum(counts), len(counts)):

@@ -12,8 +12,9 @@ from triptych.cluster.cluster import Cluster
 from triptych.errors import PlanError, Problem
 from triptych.model.model import Attention, Model
 from triptych.plan.batch import batch_problem
+from triptych.plan.context import heads_problems
 from triptych.plan.families import FAMILIES
-from triptych.plan.fields import DTYPES, PRECISION, RANK_ORDER, SETTINGS, value_problem
+from triptych.plan.fields import DTYPES, PRECISION, RANK_ORDER
 from triptych.plan.nearby import (
     Asked,
     divisors,
@@ -23,9 +24,10 @@ from triptych.plan.nearby import (
     usable_tensor_degrees,
     works,
 )
-from triptych.plan.plan import VERSION, Plan, Stage, even_split
+from triptych.plan.plan import Plan, Stage, even_split
 from triptych.plan.ranks import placement
 from triptych.plan.routing import expert_shard_problems
+from triptych.plan.settings import setting_problems
 from triptych.plan.workload import Workload
 from triptych.schedule.traits import TRAITS, chunks_problem, microbatches_problem
 
@@ -38,8 +40,8 @@ __all__ = [
 ]
 
 RUNNABLE_FAMILIES = tuple(FAMILIES)
-RUNNABLE_DTYPES = ("fp64", "fp32", "bf16")
-RUNNABLE_OFFLOADS = ("none", "optimizer")
+RUNNABLE_DTYPES = ("fp64", "fp32", "bf16", "fp16")
+RUNNABLE_OFFLOADS = ("none", "optimizer", "activations")
 
 
 def verify(
@@ -50,7 +52,7 @@ def verify(
     Without a cluster the number of devices is not checked, without a workload neither is the
     batch nor the sequence.
     """
-    broken = [*_settings(plan)]
+    broken = [*setting_problems(plan)]
     if not plan.stages or any(_degrees_below_one(plan)) or min(plan.chunks, plan.microbatch) < 1:
         return [*broken, *_stage_counts(plan)]  # nothing else can be counted
     asked = Asked(plan=plan, model=model, cluster=cluster, workload=workload)
@@ -66,37 +68,6 @@ def require_legal(
     broken = verify(plan, model, cluster, workload)
     if broken:
         raise PlanError(broken)
-
-
-# --- values of settings ------------------------------------------------------------------------
-
-
-def _settings(plan: Plan) -> Iterator[Problem]:
-    if plan.version != VERSION:
-        yield Problem(
-            f"version = {plan.version!r}", "the version of a plan is known", f"version = {VERSION}"
-        )
-    named = [(key, getattr(plan, key), field) for key, field in SETTINGS.items()]
-    named += [
-        (f"precision.{key}", getattr(plan.precision, key), field)
-        for key, field in PRECISION.items()
-    ]
-    for key, value, field in named:
-        problem = value_problem(key, value, field)
-        if problem:
-            yield problem
-    if plan.stages and plan.dp > 0 and plan.hybrid_shard > 0 and plan.dp % plan.hybrid_shard:
-        yield Problem(
-            f"hybrid_shard={plan.hybrid_shard} with dp={plan.dp}",
-            "the ranks that share one ZeRO shard set divide the data axis",
-            "hybrid_shard in " + _list([0, *divisors(plan.dp)]),
-        )
-    if plan.accumulation == "reduce_each" and plan.zero in (0, 1):
-        yield Problem(
-            f"accumulation=reduce_each with zero={plan.zero}",
-            "only ZeRO-2 and 3 divide gradients, so only they can reduce each micro-batch's",
-            "accumulation=auto, or zero=2 or 3",
-        )
 
 
 def _degrees_below_one(plan: Plan) -> Iterator[bool]:
@@ -144,7 +115,7 @@ def _layers(asked: Asked) -> Iterator[Problem]:
 
 def _chunks(asked: Asked) -> Iterator[Problem]:
     plan = asked.plan
-    is_known = plan.schedule in TRAITS  # `_settings` says so otherwise
+    is_known = plan.schedule in TRAITS  # `setting_problems` says so otherwise
     wrong_chunks = chunks_problem(plan.schedule, plan.chunks) if is_known else None
     if wrong_chunks:
         yield wrong_chunks
@@ -227,6 +198,10 @@ def _widths(asked: Asked) -> Iterator[Problem]:
                 "every rank holds some of the MLP width and of the vocabulary",
                 _tensor_remedy(asked),
             )
+
+
+def _context_heads(asked: Asked) -> Iterator[Problem]:
+    yield from heads_problems(asked.plan, asked.model)
 
 
 def _experts(asked: Asked) -> Iterator[Problem]:
@@ -345,6 +320,7 @@ _RULES = (
     _chunks,
     _heads,
     _widths,
+    _context_heads,
     _experts,
     _devices,
     _world,
@@ -367,14 +343,9 @@ def unrunnable(plan: Plan, model: Model) -> list[str]:
 def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
     plain = (
         (
-            plan.cp > 1 and any(block.attention.window for block in model.blocks),
-            f"context parallelism (cp={plan.cp}) with sliding windows",
+            plan.cp > 1 and any(block.attention.dropout for block in model.blocks),
+            f"context parallelism (cp={plan.cp}) with dropout of attention weights",
         ),
-        (
-            plan.cp > 1 and model.family in FAMILIES and FAMILIES[model.family].bends_scores,
-            f"context parallelism (cp={plan.cp}) with soft-capped attention scores",
-        ),
-        (plan.recompute == "selective", "selective recomputation (recompute=selective)"),
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),
         (plan.compile, "compilation (compile=true)"),

@@ -170,6 +170,7 @@ def _settings(plan: Plan | None) -> list[tuple[str, str]]:
         ),
         ("recompute", plan.recompute),
         ("sequence parallel", "yes" if plan.sequence_parallel else "no"),
+        ("context ranks", f"{plan.cp}, {plan.context_method}" if plan.cp > 1 else "1"),
         ("parameters", precision.parameter),
         ("gradients", f"{precision.gradient}, reduced in {precision.reduction}"),
         ("master weights", precision.master),

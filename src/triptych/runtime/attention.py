@@ -1,12 +1,14 @@
-"""Our attention behind the library's attention interface: causal, grouped, sliding windows.
+"""Our attention behind the library's attention interface.
 
 The library makes no mask for a name it does not know (`create_causal_mask` returns None), so
-causality and windows are decided here, from the shapes alone. Shapes: B batch, H query heads,
-K key/value heads, S new tokens, T all tokens, D head size.
+causality, windows and the borders of documents are decided here, from shapes and whole numbers.
+Shapes: B batch, H query heads, K key/value heads, S new tokens, T all tokens, D head size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +16,30 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from triptych.runtime.comm import Communicator
+from triptych.runtime.context.block import Scores
 from triptych.runtime.context.ring import ring_attention
+from triptych.runtime.context.tiles import Documents
+from triptych.runtime.context.ulysses import ulysses_attention
+from triptych.runtime.context.whole import whole_attention
+from triptych.runtime.recompute import AGAIN
 
 NAME = "triptych"
-CONTEXT = "context_ranks"
-"""Attribute of an attention module: the communicator over which its sequence is split."""
+WEIGHTS = "weights_dropout"
+"""Attribute of an attention module: what drops some of its weights [B, H, S, T], given a rate."""
+_CONTEXT = "attend_over_context_ranks"
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Scores], torch.Tensor]
+Drop = Callable[[torch.Tensor], torch.Tensor]
+
+_METHODS: dict[str, Callable[..., torch.Tensor]] = {
+    "ring": ring_attention,
+    "ulysses": ulysses_attention,
+}
+
+
+def split_sequence(attention: torch.nn.Module, comm: Communicator, method: str) -> None:
+    """Tells an attention module of the library that its sequences are split over ranks."""
+    setattr(attention, _CONTEXT, partial(_METHODS[method], comm=comm))
 
 
 def causal_attention(
@@ -30,46 +51,61 @@ def causal_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    documents: Documents | None = None,
+    dropout: float = 0.0,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of the last S of T tokens; the result is [B, S, H, D].
 
-    `sliding_window` w lets a token see itself and the w - 1 before it. With fewer key than query
-    heads, consecutive query heads share one. `softcap` c bends scores to c x tanh(scores / c).
+    With fewer key than query heads, consecutive query heads share one. `s_aux` are sinks;
+    `dropout` is the rate at which the module drops attention weights; all else is as in `Scores`.
+    If the module says so (`recompute_attention`) it keeps nothing but its inputs.
     """
     assert attention_mask is None, "masks are decided here"
+    run: Callable[..., torch.Tensor] = getattr(module, AGAIN, _run_once)
     scale = query_BHSD.shape[-1] ** -0.5 if scaling is None else scaling
     if sliding_window is None:  # Qwen 2 MoE says it to the mask only
         sliding_window = getattr(module, "sliding_window", None)
-    context: Communicator | None = getattr(module, CONTEXT, None)
-    if context is not None:
-        assert softcap is None and sliding_window is None, "the rules of plans refuse these"
-        width = value_BKTD.shape[-1]  # narrower than keys are with latent attention
-        padded = torch.nn.functional.pad(value_BKTD, (0, key_BKTD.shape[-1] - width))
-        ringed = ring_attention(query_BHSD, key_BKTD, padded, scale, context)
-        return ringed[..., :width].transpose(1, 2), None
+    scores = Scores(scale, sliding_window, softcap, documents, s_aux)
+    attend: Attend = getattr(module, _CONTEXT, whole_attention)
+    if dropout:
+        attend = partial(_written_out, drop=partial(getattr(module, WEIGHTS), rate=dropout))
+    elif query_BHSD.shape[2] != key_BKTD.shape[2]:
+        attend = _attend_to_cache
+    return run(attend, query_BHSD, key_BKTD, value_BKTD, scores).transpose(1, 2), None
+
+
+def _run_once(
+    attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    return attend(q, k, v, scores)
+
+
+# --- with keys of earlier tokens ---------------------------------------------------------------
+
+
+def _attend_to_cache(
+    query_BHSD: torch.Tensor, key_BKTD: torch.Tensor, value_BKTD: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    """Attention of the last S of T tokens, for inference."""
+    assert scores.documents is None, "a cache holds one document a row"
     new, total = query_BHSD.shape[2], key_BKTD.shape[2]
-    if softcap is not None:
-        allowed = _allowed(new, total, sliding_window, query_BHSD.device)
-        capped = _capped_attention(query_BHSD, key_BKTD, value_BKTD, allowed, scale, softcap)
-        return capped.transpose(1, 2), None
-    mask = _mask(new, total, sliding_window, query_BHSD.device)
-    out_BHSD = scaled_dot_product_attention(
+    if scores.softcap is not None or scores.sinks is not None:
+        return _written_out(query_BHSD, key_BKTD, value_BKTD, scores)
+    return scaled_dot_product_attention(
         query_BHSD,
         key_BKTD,
         value_BKTD,
-        attn_mask=mask,
-        is_causal=mask is None and new > 1,
-        scale=scale,
+        attn_mask=_mask(new, total, scores.window, query_BHSD.device),
+        scale=scores.scale,
         enable_gqa=query_BHSD.shape[1] != key_BKTD.shape[1],
     )
-    return out_BHSD.transpose(1, 2), None
 
 
 def _mask(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """True where a new token may look; None if plain causality (or one new token) says it all."""
-    windowed = window is not None and total > window
-    if not windowed and (new == total or new == 1):
+    """True where a new token may look; None if one new token sees everything."""
+    if new == 1 and (window is None or total <= window):
         return None
     return _allowed(new, total, window, device)
 
@@ -84,24 +120,39 @@ def _allowed(new: int, total: int, window: int | None, device: torch.device) -> 
     return allowed
 
 
-def _capped_attention(
+def _written_out(
     query_BHSD: torch.Tensor,
     key_BKTD: torch.Tensor,
     value_BKTD: torch.Tensor,
-    allowed_ST: torch.Tensor,
-    scale: float,
-    softcap: float,
+    scores: Scores,
+    drop: Drop | None = None,
 ) -> torch.Tensor:
-    """Attention with bent scores, written out: the fused kernels have no place for the tanh."""
+    """Attention as products and a softmax: what the fused kernels have no place for."""
     batch, heads, new, dim = query_BHSD.shape
     query_BKGSD = query_BHSD.view(batch, key_BKTD.shape[1], -1, new, dim)
-    scores = query_BKGSD @ key_BKTD[:, :, None].transpose(-1, -2)
-    scores = torch.tanh(scores * (scale / softcap)) * softcap
-    scores = scores.masked_fill(~allowed_ST, float("-inf"))
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.softmax(-1, dtype=wide).to(value_BKTD.dtype)
-    out_BKGSD: torch.Tensor = weights @ value_BKTD[:, :, None]
-    return out_BKGSD.reshape(batch, heads, new, dim)
+    made = query_BKGSD @ key_BKTD[:, :, None].transpose(-1, -2) * scores.scale
+    if scores.softcap is not None:
+        made = torch.tanh(made / scores.softcap) * scores.softcap
+    allowed = _allowed(new, key_BKTD.shape[2], scores.window, query_BHSD.device)
+    if scores.documents is not None:
+        allowed = allowed & _same_document(scores.documents, query_BHSD.device)
+    made = made.masked_fill(~allowed, float("-inf"))
+    if scores.sinks is not None:  # one more key, without value
+        sinks = scores.sinks.to(made.dtype).view(1, key_BKTD.shape[1], -1, 1, 1)
+        made = torch.cat((made, sinks.expand(*made.shape[:-1], 1)), dim=-1)
+    weights = made.softmax(-1, dtype=torch.promote_types(made.dtype, torch.float32))
+    seen = weights[..., : key_BKTD.shape[2]].to(value_BKTD.dtype)
+    if drop is not None:
+        seen = drop(seen.flatten(1, 2)).view_as(seen)
+    out_BKGSD: torch.Tensor = seen @ value_BKTD[:, :, None]
+    return out_BKGSD.reshape(batch, heads, new, -1)
+
+
+def _same_document(documents: Documents, device: torch.device) -> torch.Tensor:
+    """[B, 1, 1, S, S], True where both tokens are of one document."""
+    rows = [torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in documents]
+    number_BS = torch.stack(rows).to(device)
+    return (number_BS[:, :, None] == number_BS[:, None, :])[:, None, None]
 
 
 AttentionInterface.register(NAME, causal_attention)

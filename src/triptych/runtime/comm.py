@@ -100,19 +100,28 @@ class Pending:
 
 
 class _Scratch:
-    """Buffers that are used again: fresh large ones cost page faults at every call."""
+    """Flat buffers that are used again: fresh large ones cost page faults at every call.
+
+    There are never more than were in use at one time.
+    """
 
     def __init__(self) -> None:
-        self._free: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
+        self._free: dict[torch.dtype, list[torch.Tensor]] = {}
 
-    def take(self, shape: torch.Size, like: torch.Tensor) -> torch.Tensor:
-        """A buffer of a shape with the type and device of `like`; its content is arbitrary."""
-        free = self._free.get((shape, like.dtype))
-        return free.pop() if free else like.new_empty(shape)
+    def take(self, elements: int, like: torch.Tensor) -> torch.Tensor:
+        """At least so many elements, with the type and device of `like` and arbitrary content."""
+        free = self._free.setdefault(like.dtype, [])
+        free.sort(key=torch.Tensor.numel)
+        for place, buffer in enumerate(free):
+            if buffer.numel() >= elements:
+                return free.pop(place)
+        if free:
+            free.pop()  # a larger one comes in its place
+        return like.new_empty(elements)
 
     def give(self, buffer: torch.Tensor) -> None:
         """Takes a buffer back."""
-        self._free.setdefault((buffer.shape, buffer.dtype), []).append(buffer)
+        self._free[buffer.dtype].append(buffer)
 
 
 class Communicator:
@@ -141,6 +150,8 @@ class Communicator:
         self._group = group
         self._count = counters.axis(axis)
         self._scratch = _Scratch()
+        self._exchanges: list[Pending] = []
+        self._is_gloo = group is None or dist.get_backend(group) == "gloo"
 
     # ---- collectives -------------------------------------------------------------------------
 
@@ -177,23 +188,35 @@ class Communicator:
         self._counted((self.size - 1) / self.size * tensor.nbytes)
         parts = tensor.view(self.size, tensor.shape[0] // self.size, *tensor.shape[1:])
         result = torch.empty_like(parts[self.index]) if out is None else out
-        if tensor.is_cuda:
-            work = _reduce_scatter(result, tensor, group=self._group, async_op=True)
+        if self._is_native(tensor):
+            work = self._launch_reduce_scatter(result, tensor)
             return self._pending([work], result, buffers=[tensor])
-        received = self._scratch.take(parts.shape, parts)
-        if tensor.nbytes >= _DIRECT_BYTES:
+        while len(self._exchanges) > 1:  # at most two receive buffers are in use
+            self._exchanges.pop(0).wait()
+        pending = self._start_exchange(parts, result)
+        self._exchanges.append(pending)
+        return pending
+
+    def _start_exchange(self, parts: torch.Tensor, result: torch.Tensor) -> Pending:
+        """Reduce-scatter by exchange: the others' parts arrive beside ours and are added here."""
+        own, is_direct = parts[self.index], parts.nbytes >= _DIRECT_BYTES
+        room = self._scratch.take(parts.numel() - is_direct * own.numel(), parts)
+        if is_direct:
+            received = list(room[: parts.numel() - own.numel()].view(-1, *own.shape))
+            received.insert(self.index, own)
             works = self._launch_exchange(received, parts)
         else:
-            works = [self._launch_all_to_all(received, parts)]
+            whole = room[: parts.numel()].view_as(parts)
+            works, received = [self._launch_all_to_all(whole, parts)], list(whole)
 
         def add_up() -> None:
             first, *others = [received[j] for j in range(self.size) if j != self.index]
-            torch.add(parts[self.index], first, out=result)
+            torch.add(own, first, out=result)
             for other in others:
                 result.add_(other)
-            self._scratch.give(received)
+            self._scratch.give(room)
 
-        return self._pending(works, result, add_up, [received, tensor])
+        return self._pending(works, result, add_up, [room, parts])
 
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The group's tensors, one after the other along dimension 0.
@@ -209,7 +232,7 @@ class Communicator:
         if out is None:
             out = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
         self._counted((self.size - 1) / self.size * out.nbytes)
-        if tensor.is_cuda or out.nbytes < _DIRECT_BYTES:
+        if self._is_native(tensor) or out.nbytes < _DIRECT_BYTES:
             return self._pending([self._launch_all_gather(out, tensor)], out, buffers=[tensor])
         parts = out.view(self.size, *tensor.shape)
         if parts[self.index].data_ptr() != tensor.data_ptr():
@@ -217,7 +240,7 @@ class Communicator:
         works = self._launch_exchange(parts, [tensor] * self.size)
         return self._pending(works, out, buffers=[tensor])
 
-    def all_to_all(
+    def all_to_all_rows(
         self, tensor: torch.Tensor, sent: Sequence[int], arriving: Sequence[int]
     ) -> torch.Tensor:
         """Rows for each rank of the group, `sent` of them, against its `arriving` rows for this.
@@ -232,6 +255,26 @@ class Communicator:
         work = self._launch_uneven_all_to_all(out, tensor, list(arriving), list(sent))
         return self._pending([work], out, buffers=[tensor]).wait()
 
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Part j of dimension 0 (n long) goes to rank j; part i of the result comes from rank i.
+
+        Cost: (n-1)/n of its bytes sent per rank.
+        """
+        return self.start_all_to_all(tensor).wait()
+
+    def start_all_to_all(self, tensor: torch.Tensor) -> Pending:
+        """As `all_to_all`, under way until `wait`."""
+        if self.size == 1:
+            return self._done(tensor)
+        self._counted((self.size - 1) / self.size * tensor.nbytes)
+        out = torch.empty_like(tensor)
+        if tensor.is_cuda or tensor.nbytes < _DIRECT_BYTES:
+            works = [self._launch_all_to_all(out, tensor)]
+        else:
+            out[self.index].copy_(tensor[self.index])
+            works = self._launch_exchange(out, tensor)
+        return self._pending(works, out, buffers=[tensor])
+
     # ---- point to point ----------------------------------------------------------------------
 
     def start_send(self, tensor: torch.Tensor, to: int) -> Pending:
@@ -243,12 +286,12 @@ class Communicator:
         """Receives into `out` from the group member with index `source`."""
         return self._pending([self._launch_receive(out, self.ranks[source])], out)
 
-    def start_shift(self, tensor: torch.Tensor, out: torch.Tensor) -> Pending:
-        """Sends to the next rank of the ring and receives from the previous one, as one batch."""
+    def start_shift(self, tensor: torch.Tensor, out: torch.Tensor, by: int = 1) -> Pending:
+        """Sends to the rank `by` further in the ring, receives from `by` before: one batch."""
         if self.size == 1:
             return self._done(tensor)
         self._counted(tensor.nbytes)
-        following, previous = (self.ranks[(self.index + step) % self.size] for step in (1, -1))
+        following, previous = (self.ranks[(self.index + step) % self.size] for step in (by, -by))
         works = self._launch_shift(tensor, following, out, previous)
         return self._pending(works, out, buffers=[tensor])
 
@@ -259,6 +302,9 @@ class Communicator:
 
     def _launch_all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Any:
         return _all_gather(out, tensor, group=self._group, async_op=True)
+
+    def _launch_reduce_scatter(self, out: torch.Tensor, tensor: torch.Tensor) -> Any:
+        return _reduce_scatter(out, tensor, group=self._group, async_op=True)
 
     def _launch_all_to_all(self, out: torch.Tensor, tensor: torch.Tensor) -> Any:
         return dist.all_to_all_single(out, tensor, group=self._group, async_op=True)
@@ -284,8 +330,14 @@ class Communicator:
 
     # ---- helpers -----------------------------------------------------------------------------
 
+    def _is_native(self, tensor: torch.Tensor) -> bool:
+        """True if the back end's own collectives are good: on NCCL, and on torch's fake one."""
+        return tensor.is_cuda or not self._is_gloo
+
     def _launch_exchange(
-        self, out: torch.Tensor, tensors: Sequence[torch.Tensor] | torch.Tensor
+        self,
+        out: Sequence[torch.Tensor] | torch.Tensor,
+        tensors: Sequence[torch.Tensor] | torch.Tensor,
     ) -> list[Any]:
         """Sends `tensors[j]` to rank j and receives rank j's into `out[j]`, for all others j."""
         others = [(self.index + step) % self.size for step in range(1, self.size)]

@@ -8,8 +8,8 @@ end the reductions; gradient norm; clipped update; gather of updated values unde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,32 +19,38 @@ from torch import nn
 
 from triptych.model.hf import from_config
 from triptych.model.model import Model
+from triptych.plan.context import sequence_unit
+from triptych.plan.freeze import frozen_names
+from triptych.plan.layout import stages_of
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import placement, stages_of_rank
-from triptych.runtime.build.slots import collect_slots, fill_initial
+from triptych.runtime.build.slots import collect_slots, fill_initial, logical_names
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen
-from triptych.runtime.build.zoo import require_fixed_rotary, require_no_dropout, skeleton
-from triptych.runtime.context.zigzag import zigzag_positions
+from triptych.runtime.build.zoo import require_fixed_rotary, skeleton
 from triptych.runtime.data.buckets import GradientBuckets
-from triptych.runtime.data.live import LiveBytes, live_bytes
+from triptych.runtime.data.live import LiveBytes, live_bytes, live_dtypes
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.pieces import weight_shards
 from triptych.runtime.data.sharding import Shardings
 from triptych.runtime.data.units import Residence, units_of
+from triptych.runtime.dropout import Masks, place_dropout
 from triptych.runtime.expert.balance import RouterLog, RouterResult, RouterSettings
 from triptych.runtime.mesh import Mesh
+from triptych.runtime.microbatch import MicroBatch, own_tokens
 from triptych.runtime.pipeline.channels import Channels
-from triptych.runtime.pipeline.interpreter import Interpreter, MicroBatch
-from triptych.runtime.precision import torch_dtype
+from triptych.runtime.pipeline.interpreter import Interpreter
+from triptych.runtime.precision import dtype_name, torch_dtype
 from triptych.runtime.record import Recorder
 from triptych.runtime.replicas import differing_replicas
+from triptych.runtime.result import StepResult
+from triptych.runtime.scaling import LossScale
 from triptych.runtime.shard import Shard
 from triptych.runtime.tensor.linear import Deferral
 from triptych.runtime.tensor.loss import IGNORED
 from triptych.schedule.action import Action, Kind
 from triptych.schedule.generate import build_program
-from triptych.schedule.passes import with_communication
+from triptych.schedule.passes import with_communication, without_frozen
 from triptych.schedule.timeline import Span, Timeline
 
 __all__ = [
@@ -55,34 +61,6 @@ __all__ = [
     "RouterSettings",
     "StepResult",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step gives back; `loss` and `grad_norm` are read from the device when asked for."""
-
-    scalars: torch.Tensor
-    tokens: int
-    time_s: dict[str, float]
-    bytes_sent: dict[str, int]
-
-    @property
-    def loss(self) -> float:
-        """Mean cross-entropy over all trained tokens of the global batch."""
-        return float(self.scalars[0])
-
-    @property
-    def grad_norm(self) -> float:
-        """Global gradient norm before clipping; each parameter counts once."""
-        return float(self.scalars[1].sqrt())
-
-    @property
-    def router(self) -> RouterResult | None:
-        """Losses of the routers, and what a capacity dropped; None for a model without experts."""
-        if len(self.scalars) == 2:
-            return None
-        aux_loss, z_loss, dropped = self.scalars[2:].tolist()
-        return RouterResult(aux_loss, z_loss, round(dropped))
 
 
 class Engine:
@@ -98,11 +76,15 @@ class Engine:
         deferral: Deferral,
         buckets: GradientBuckets,
         optimizer: ShardedAdamW,
+        masks: Masks,
+        lowest_trained: int = 0,
+        frozen: Collection[str] = (),
     ) -> None:
         self.plan, self.model, self.mesh = plan, model, mesh
         self.stages, self.buckets, self.optimizer = stages, buckets, optimizer
-        self._split = plan.tp if plan.sequence_parallel else 1
-        self._unit = self._split * (2 * plan.cp if plan.cp > 1 else 1)
+        self._masks, self._lowest = masks, lowest_trained
+        self.frozen = frozen
+        self.loss_scale = LossScale(mesh.device) if plan.precision.scales_loss else None
         self._recorder = Recorder(mesh.device)
         self._router_log = RouterLog(mesh.device) if model.experts else None
         self._interpreter = Interpreter(
@@ -112,8 +94,10 @@ class Engine:
             recorder=self._recorder,
             dtype=torch_dtype(plan.precision.parameter),
             hidden=model.hidden,
-            sequence_split=self._split,
+            sequence_split=plan.tp if plan.sequence_parallel else 1,
             router_log=self._router_log,
+            masks=masks,
+            lowest_trained=lowest_trained,
         )
 
     @classmethod
@@ -125,22 +109,31 @@ class Engine:
         *,
         seed: int = 0,
         optimizer: OptimizerSettings | None = None,
+        freeze: Sequence[str] = (),
         router: RouterSettings | None = None,
     ) -> Engine:
         """Makes this rank's engine from a Hugging Face configuration, weights drawn from `seed`.
 
-        Raises ModelError for a family outside the allow-list, PlanError for settings of
-        routers that model or plan cannot have.
+        Parameters that a pattern of `freeze` matches (`plan/freeze.py`) do not train. Raises
+        ModelError for a family outside the allow-list, and for a pattern that matches nothing,
+        PlanError for settings of routers that model or plan cannot have.
         """
         model = from_config(config, name=str(config.get("_name_or_path") or "model"))
         router = router or RouterSettings()
         router.require_possible(plan, model)
         deferral = Deferral()
+        own = {i: _causal_lm(config, plan) for i in stages_of_rank(plan, mesh.coordinates.pp)}
+        names = logical_names(next(iter(own.values())), model)
+        frozen = frozen_names(freeze, names, model)
+        lowest = min(stages_of(name, plan, model)[0] for name in names - frozen)
         stages = [
-            StageModule(_causal_lm(config, plan), model, plan, mesh, index, deferral, router)
-            for index in stages_of_rank(plan, mesh.coordinates.pp)
+            StageModule(causal_lm, model, plan, mesh, index, deferral, router)
+            for index, causal_lm in own.items()
         ]
-        slots = collect_slots(stages, model, plan, mesh)
+        masks = _masks(plan, mesh, seed)
+        for stage in stages:
+            place_dropout(stage, model, mesh.tensor, masks)
+        slots = collect_slots(stages, model, plan, mesh, frozen)
         buckets = GradientBuckets(
             slots,
             Shardings.of(plan, mesh),
@@ -148,6 +141,7 @@ class Engine:
             bucket_bytes=plan.bucket_bytes,
             values=torch_dtype(plan.precision.parameter),
             gradients=torch_dtype(plan.precision.gradient),
+            reduction=torch_dtype(plan.precision.reduction),
             device=mesh.device,
         )
         for stage in stages:
@@ -166,6 +160,9 @@ class Engine:
             deferral=deferral,
             buckets=buckets,
             optimizer=ShardedAdamW(buckets, plan, optimizer or OptimizerSettings()),
+            masks=masks,
+            lowest_trained=lowest,
+            frozen=frozen,
         )
 
     # ---- a step ------------------------------------------------------------------------------
@@ -181,35 +178,48 @@ class Engine:
         with self._recorder.span("optimizer"):
             squared = self.optimizer.squared_norm()
             scalars = self.mesh.world.all_reduce(self._scalars(loss, squared))
-            self.optimizer.step(learning_rate, scalars[1].sqrt())
-        return StepResult(scalars, tokens, self._times(), self._bytes())
+            scalars[1].sqrt_()
+            told = self._update(scalars[1], learning_rate)
+        self._masks.step += 1
+        return StepResult(scalars, tokens, self._times(), self._bytes(), told)
+
+    def _update(self, norm: torch.Tensor, learning_rate: float) -> torch.Tensor | None:
+        """Updates the weights; makes the norm that of gradients without loss scale."""
+        if self.loss_scale is None:
+            self.optimizer.step(learning_rate, norm)
+            return None
+        norm.div_(self.loss_scale.value)
+        self.optimizer.step(learning_rate, norm, self.loss_scale.value)
+        return self.loss_scale.update(norm)
 
     def _scalars(self, loss: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
         """This rank's parts of what a step tells; they add up over all ranks."""
         scalars = torch.stack((loss, squared))
         if self._router_log is None:
             return scalars
-        return torch.cat((scalars, self._router_log.total()))
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        return torch.cat((scalars, self._router_log.total(scale)))
 
     def gradients(self, microbatches: Sequence[MicroBatch]) -> tuple[torch.Tensor, int]:
         """Leaves global gradients in the buckets; this rank's part of the loss, and the tokens.
 
-        The parts of the loss add up over all ranks.
+        The parts of the loss add up over all ranks. Gradients are multiplied by the loss scale.
         """
         prepared, tokens = self._prepare(microbatches)
         self._set_training(True)
         self.buckets.begin_step()
         if self._router_log is not None:
             self._router_log.begin()
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
         losses = self._interpreter.run(
             self._actions(len(prepared)),
             prepared,
-            1.0 / max(tokens, 1),
+            scale / max(tokens, 1),
             self.buckets.begin_final,
         )
         with self._recorder.span("data_comm"):
             self.buckets.finish()
-        return self._owned_loss(losses), tokens
+        return self._owned_loss(losses) / scale, tokens
 
     def evaluate(self, microbatches: Sequence[MicroBatch]) -> tuple[float, int]:
         """Summed loss and trained tokens over all replicas' micro-batches, without gradients.
@@ -228,29 +238,25 @@ class Engine:
 
     def _prepare(self, microbatches: Sequence[MicroBatch]) -> tuple[list[MicroBatch], int]:
         """This rank's tokens on its device, and the trained tokens of the global batch."""
-        mine = [self._own_tokens(microbatch) for microbatch in microbatches]
+        if any(microbatch.documents for microbatch in microbatches):
+            rule = "documents of one row would share the frequencies of the longest"
+            require_fixed_rotary(self.stages[0].causal_lm, rule, "rows of one document each")
+        first = self.mesh.coordinates.dp * sum(len(m.input_ids) for m in microbatches)
+        mine = []
+        for microbatch in microbatches:
+            own = own_tokens(microbatch, self.plan, self.mesh.coordinates.cp)
+            mine.append(replace(own, first=first))
+            first += len(microbatch.input_ids)
         tokens = self._count_tokens(mine)
         return [microbatch.to(self.mesh.device) for microbatch in mine], tokens
-
-    def _own_tokens(self, microbatch: MicroBatch) -> MicroBatch:
-        """Padded so that the sequence divides over context and tensor ranks; its context part."""
-        ids, labels = microbatch.input_ids, microbatch.labels
-        short = -ids.shape[1] % self._unit
-        if short:
-            ids = torch.nn.functional.pad(ids, (0, short), value=0)
-            labels = torch.nn.functional.pad(labels, (0, short), value=IGNORED)
-        context = self.mesh.context
-        if context.size == 1:
-            return MicroBatch(ids, labels)
-        positions = zigzag_positions(ids.shape[1], context.size, context.index)
-        return MicroBatch(ids[:, positions], labels[:, positions], positions)
 
     def _idle(self, count: int) -> list[MicroBatch]:
         """Empty micro-batches for a replica with fewer than others, if all must work together."""
         if not self.buckets.divides_values and self.mesh.expert.size == 1:
             return []
         most = int(self.mesh.data.all_reduce(torch.tensor([count]), maximum=True))
-        ids = torch.zeros(1, self._unit // self.plan.cp, dtype=torch.int64, device=self.mesh.device)
+        length = sequence_unit(self.plan) // self.plan.cp
+        ids = torch.zeros(1, length, dtype=torch.int64, device=self.mesh.device)
         return [MicroBatch(ids, torch.full_like(ids, IGNORED))] * (most - count)
 
     def _count_tokens(self, microbatches: Sequence[MicroBatch]) -> int:
@@ -260,12 +266,13 @@ class Engine:
 
     def _set_training(self, training: bool) -> None:
         for stage in self.stages:
-            stage.train(training)
+            if stage.training is not training:  # it walks over every module
+                stage.train(training)
 
     def _actions(self, num_microbatches: int) -> tuple[Action, ...]:
         plan = self.plan
         rows = _rows(plan.schedule, plan.pp, num_microbatches, plan.chunks)
-        return rows[self.mesh.coordinates.pp]
+        return without_frozen(rows[self.mesh.coordinates.pp], self._lowest)
 
     def _owned_loss(self, losses: torch.Tensor | None) -> torch.Tensor:
         """The loss on one tensor rank of the last stage, zero elsewhere: parts that add up."""
@@ -287,9 +294,25 @@ class Engine:
         """Bytes of the live tensors of the model's state on this rank, by term."""
         return live_bytes(self.buckets, self.optimizer)
 
-    def after_load(self, step: int) -> None:
+    def dtypes(self) -> dict[str, str]:
+        """The dtypes of this rank's live tensors, by what they are for."""
+        return {
+            kind: dtype_name(dtype)
+            for kind, dtype in live_dtypes(self.buckets, self.optimizer).items()
+        }
+
+    def training_state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the shards, the same on all ranks."""
+        return {} if self.loss_scale is None else {"scaling": self.loss_scale.state()}
+
+    def after_load(self, step: int, state: Mapping[str, Any] | None = None) -> None:
         """Takes what was loaded into the shards as the state after `step` steps."""
-        self.optimizer.after_load(step)
+        skipped = 0.0
+        if self.loss_scale is not None and state and "scaling" in state:
+            self.loss_scale.load(state["scaling"])
+            skipped = state["scaling"]["skipped_steps"]
+        self.optimizer.after_load(step - int(skipped))
+        self._masks.step = step
 
     def differing_replicas(self) -> list[str]:
         """Parameters whose copies are not bitwise equal, with the ranks; collective."""
@@ -346,12 +369,23 @@ def _rows(
 
 def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
     causal_lm = skeleton(config)
-    require_no_dropout(causal_lm)
     if plan.cp > 1:
-        require_fixed_rotary(causal_lm)
+        rule = "under context parallelism the frequencies of all ranks must be the same"
+        require_fixed_rotary(causal_lm, rule, "cp=1")
     if plan.precision.parameter == "fp64":
         widen(causal_lm)
     return causal_lm
+
+
+def _masks(plan: Plan, mesh: Mesh, seed: int) -> Masks:
+    is_split = plan.sequence_parallel and plan.tp > 1
+    return Masks(
+        seed,
+        num_parts=plan.tp if is_split else 1,
+        part_index=mesh.tensor.index if is_split else 0,
+        context_size=plan.cp,
+        device=mesh.device,
+    )
 
 
 _FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})

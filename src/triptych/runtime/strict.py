@@ -11,6 +11,7 @@ gloo buffers sends and finishes work by the wait; NCCL does neither. Under this 
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from typing import Any
 
 import torch
@@ -71,6 +72,10 @@ class _Receive(_Call):
 class StrictCommunicator(Communicator):
     """A communicator that behaves as badly as NCCL may. For tests: it is slow."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._acks: deque[Any] = deque(maxlen=64)  # a send that is forgotten may never leave
+
     def _launch_all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
         self._compare("all_reduce", tensor)
         private = tensor.clone()
@@ -102,9 +107,8 @@ class StrictCommunicator(Communicator):
         return _Call([work], tensor, private, out)
 
     def _launch_send(self, tensor: torch.Tensor, rank: int) -> Any:
-        ack = torch.zeros(1)
-        work = super()._launch_send(tensor.clone(), rank)
-        return _Call([work, dist.irecv(ack, rank, group=self._group, tag=_ACK)], tensor)
+        ack = dist.irecv(torch.zeros(1), rank, group=self._group, tag=_ACK)
+        return _Call([super()._launch_send(tensor.clone(), rank), ack], tensor)
 
     def _launch_receive(self, out: torch.Tensor, rank: int) -> Any:
         private = torch.empty_like(out)
@@ -112,8 +116,7 @@ class StrictCommunicator(Communicator):
         work = super()._launch_receive(private, rank)
 
         def acknowledge() -> None:
-            # The sender has posted its receive: this cannot block, and must not be dropped unsent.
-            dist.send(torch.ones(1), rank, group=self._group, tag=_ACK)
+            self._acks.append(dist.isend(torch.ones(1), rank, group=self._group, tag=_ACK))
 
         return _Receive(work, private, out, acknowledge)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from triptych.errors import ScheduleError
@@ -12,7 +12,12 @@ from triptych.schedule.program import Program
 from triptych.schedule.simulate import simulate
 from triptych.schedule.timeline import Span
 
-__all__ = ["has_communication", "with_communication", "without_communication"]
+__all__ = [
+    "has_communication",
+    "with_communication",
+    "without_communication",
+    "without_frozen",
+]
 
 _UNITS = {Kind.F: 1.0, Kind.B: 2.0, Kind.I: 1.0, Kind.W: 1.0}
 
@@ -40,6 +45,16 @@ def with_communication(program: Program) -> Program:
     else:
         rows = _by_the_clock(bare, {span.label: span for span in timeline.spans})
     return replace(program, actions=tuple(map(tuple, rows)))
+
+
+def without_frozen(row: Sequence[Action], lowest: int) -> tuple[Action, ...]:
+    """A rank's actions if stage `lowest` is the first with something to train.
+
+    Stages below have no backward, and no gradient travels down to them: both ends of each message
+    leave it out, so that those that remain stand as they stood.
+    """
+    first = {Kind.SEND_B: lowest + 1} | dict.fromkeys((Kind.B, Kind.I, Kind.W, Kind.RECV_B), lowest)
+    return tuple(action for action in row if action.stage >= first.get(action.kind, 0))
 
 
 def _late(program: Program, row: tuple[Action, ...]) -> Iterator[Action]:

@@ -78,7 +78,7 @@ def _stage_splits(space: Space, pricer: Pricer, degrees: Degrees) -> Iterator[tu
     if space.pins.layers:
         splits: tuple[tuple[int, ...], ...] = (space.pins.layers,)
     else:
-        setting = _setting(space, degrees, microbatches[0], False, "none")
+        setting = _setting(space, degrees, microbatches[0])
         count = space.workload.global_batch // (degrees.dp * microbatches[0])
         splits = layer_splits(pricer, setting, parts, count)
     for counts in splits:
@@ -99,11 +99,20 @@ def _settings(space: Space, degrees: Degrees) -> Iterator[list[Setting]]:
     microbatches = space.microbatches(degrees.dp)
     for sequence_parallel in space.sequence_parallel(degrees):
         for recompute in space.recomputes():
-            yield [_setting(space, degrees, m, sequence_parallel, recompute) for m in microbatches]
+            for method in space.context_methods(degrees):
+                yield [
+                    _setting(space, degrees, m, sequence_parallel, recompute, method)
+                    for m in microbatches
+                ]
 
 
 def _setting(
-    space: Space, degrees: Degrees, microbatch: int, sequence_parallel: bool, recompute: str
+    space: Space,
+    degrees: Degrees,
+    microbatch: int,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+    context_method: str = "ring",
 ) -> Setting:
     return Setting(
         tensor=degrees.tp,
@@ -115,6 +124,11 @@ def _setting(
         attention=space.base.attention,
         compile=space.base.compile,
         dtype=space.base.precision.parameter,
+        context_method=context_method,
+        recompute_every=space.base.recompute_every if recompute != "none" else 1,
+        shard_activations=space.base.shard_activations
+        and (recompute == "full" and degrees.tp > 1 and not sequence_parallel),
+        offloads_activations=space.base.offload == "activations",
     )
 
 
@@ -212,4 +226,7 @@ def _plan(base: Plan, frame: Frame, zero: int, schedule: str) -> Plan:
         microbatch=setting.microbatch,
         recompute=setting.recompute,
         sequence_parallel=setting.sequence_parallel,
+        context_method=setting.context_method,
+        recompute_every=setting.recompute_every,
+        shard_activations=setting.shard_activations,
     )

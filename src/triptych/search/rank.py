@@ -46,7 +46,8 @@ class Contender:
         """What ranks it: time; then what runs today, less memory, and the simpler plan.
 
         Simpler: fewer pipeline, tensor, context and expert ranks, a lower ZeRO stage, nothing
-        recomputed, no sequence parallelism, a smaller micro-batch; last, the layers of the stages.
+        recomputed, no sequence parallelism, a ring, a smaller micro-batch; last, the layers of the
+        stages.
         """
         degrees, setting = self.option.degrees, self.option.frame.settings[0]
         return (
@@ -55,6 +56,7 @@ class Contender:
             rounded(self.option.peak_bytes),
             (degrees.pp, degrees.tp, degrees.cp, degrees.ep, self.option.storage.zero),
             (setting.recompute != "none", setting.recompute, setting.sequence_parallel),
+            setting.context_method,
             (setting.microbatch, self.option.schedule != "1f1b", self.option.schedule),
             tuple(stage.num_layers for stage in self.option.frame.stages),
         )

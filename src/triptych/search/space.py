@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from triptych.cluster.cluster import Cluster
 from triptych.model.model import Model
+from triptych.plan.context import divides_heads
 from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
 from triptych.plan.rules import unrunnable, usable_tensor_degrees, verify
@@ -148,8 +149,16 @@ class Space:
         chosen = self.pins.choices("sequence_parallel", tried)
         return tuple(c for c in chosen if divides or not c)
 
+    def context_methods(self, degrees: Degrees) -> tuple[str, ...]:
+        """How context ranks share attention; Ulysses where it can deal the heads."""
+        attentions = {block.attention for block in self.model.blocks}
+        deals = degrees.cp > 1 and all(divides_heads(a, degrees.tp, degrees.cp) for a in attentions)
+        return self.pins.choices("context_method", ("ring", "ulysses") if deals else ("ring",))
+
     def recomputes(self) -> tuple[str, ...]:
         """What backwards may run again; `selective` pays only where scores are materialised."""
+        if self.base.offload == "activations":
+            return self._allowed("recompute", ("full",))
         tried = (
             ("none", "selective", "full") if self.base.attention == "eager" else ("none", "full")
         )

@@ -42,7 +42,7 @@ class Checkpoints:
             self._folder,
             step,
             self._engine.shards(),
-            {"samples": samples, "stream": asdict(self._stream)},
+            {"samples": samples, "stream": asdict(self._stream)} | self._engine.training_state(),
             files=self._files,
             keep_last=self._keep_last,
         )
@@ -62,7 +62,7 @@ class Checkpoints:
         require_same_stream(path, state.get("stream", {}), self._stream)
         read.load(path, self._engine.shards(), verify=False)  # its checksums were just compared
         position = Position(int(state["step"]), int(state["samples"]))
-        self._engine.after_load(position.step)
+        self._engine.after_load(position.step, state)
         reporter.say(f"resumed from {path} after step {position.step}")
         return position
 

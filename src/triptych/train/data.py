@@ -4,6 +4,9 @@
     sample 0 [t0 t1 t2 t3 t4]                       inputs t0..t3, labels t1..t4
     sample 1             [t4 t5 t6 t7 t8]           stride 4: every token is a label once
 
+Rows are cut from the stream wherever they end. Kept apart, the documents of a row are named by
+their lengths: each ends with its end-of-document token, which then predicts nothing.
+
 A global batch is `global_batch` samples at consecutive positions, cut into chunks of `microbatch`.
 Chunk q belongs to data rank q mod dp: chunks, and thus micro-batches, are the same in every layout.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +35,7 @@ class Arrays(NamedTuple):
 
     input_ids: Batch  # [b, s]
     labels: Batch  # [b, s]: the target of each position; IGNORED where none is trained
+    documents: tuple[tuple[int, ...], ...] | None = None  # lengths, row by row, if kept apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +57,18 @@ class Share:
 
 
 class Samples:
-    """Windows of `sequence_length` inputs and labels over a row of tokens."""
+    """Windows of `sequence_length` inputs and labels over a row of tokens.
 
-    def __init__(self, tokens: Ids, sequence_length: int, end_id: int) -> None:
+    `keeps_apart` says that documents must not see each other.
+    """
+
+    def __init__(
+        self, tokens: Ids, sequence_length: int, end_id: int, keeps_apart: bool = False
+    ) -> None:
         self._tokens = tokens
         self._length = sequence_length
         self._end_id = end_id
+        self._keeps_apart = keeps_apart
         self.num_whole = max(0, (len(tokens) - 1) // sequence_length)
         """Samples in which every position has a label."""
         self.num_samples = max(0, -(-(len(tokens) - 1) // sequence_length))
@@ -66,17 +77,23 @@ class Samples:
     def batch(self, indices: Sequence[int | None]) -> Arrays:
         """The samples at some indices, [b, s] each; for None one without any label."""
         rows = [self._row(index) for index in indices]
-        return Arrays(np.stack([r[0] for r in rows]), np.stack([r[1] for r in rows]))
+        inputs, labels = (np.stack([row[i] for row in rows]) for i in (0, 1))
+        return Arrays(inputs, labels, tuple(r[2] for r in rows) if self._keeps_apart else None)
 
-    def _row(self, index: int | None) -> tuple[Batch, Batch]:
+    def _row(self, index: int | None) -> tuple[Batch, Batch, tuple[int, ...]]:
+        """Inputs, labels and the lengths of documents, what is left empty being one more."""
         inputs = np.full(self._length, self._end_id, dtype=np.int64)
         labels = np.full(self._length, IGNORED, dtype=np.int64)
-        if index is not None:
-            start = index * self._length
-            window = self._tokens[start : start + self._length + 1]
-            inputs[: len(window) - 1] = window[:-1]
-            labels[: len(window) - 1] = window[1:]
-        return inputs, labels
+        start = (index or 0) * self._length
+        window = self._tokens[start : start + self._length + 1] if index is not None else inputs[:1]
+        filled = len(window) - 1
+        inputs[:filled] = window[:-1]
+        labels[:filled] = window[1:]
+        ends = np.flatnonzero(inputs[:filled] == self._end_id)
+        if self._keeps_apart:
+            labels[ends] = IGNORED
+        edges = sorted({0, *(ends + 1).tolist(), filled, self._length})
+        return inputs, labels, tuple(b - a for a, b in pairwise(edges))
 
 
 class TrainingData:

@@ -110,6 +110,12 @@ class Data(Section):
         default="text", description="The key of the text in each line of a `.jsonl`."
     )
     sequence_length: Count = Field(description="Tokens in one training sequence.", examples=["512"])
+    pack: Literal["stream", "documents"] = Field(
+        default="stream",
+        description="Sequences are cut from one stream of text. `stream`: documents see those "
+        "before them in the sequence. `documents`: they are kept apart; attention and positions "
+        "start anew in each, and none predicts the first token of the next.",
+    )
     cache: str | None = Field(
         default=None, description="Folder of the token cache. Default: `tokens` in the run folder."
     )
@@ -137,6 +143,12 @@ class Train(Section):
     )
     eval_batches: Whole = Field(
         default=0, description="Global batches in one evaluation; 0: all of the evaluation text."
+    )
+    freeze: list[str] = Field(
+        default=[],
+        description="Parameters that do not train: names, beginnings of names, or globs. They are "
+        "saved and exported like all others.",
+        examples=['["embed_tokens", "layers.0"]'],
     )
     check_replicas_every: Whole = Field(
         default=0,
@@ -234,7 +246,7 @@ class Parallel(Section):
     ranks: Count | None = Field(
         default=None, description="Processes. Default: the plan's, the launch's or one per device."
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
         description="Dtype of compute; master weights and moments are fp32. `auto`: what the plan "
         "says, else bf16 on GPUs and fp32 on CPUs.",

@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from triptych.errors import RunError
 from triptych.runtime.engine import MicroBatch, RouterResult
+from triptych.runtime.scaling import Scaling
 from triptych.schedule.timeline import Timeline
 from triptych.train.data import Arrays, EvaluationData, TrainingData
 from triptych.train.learning_rate import LearningRate
@@ -47,6 +48,10 @@ class Step(Protocol):
     @property
     def router(self) -> RouterResult | None:
         """Losses of routers, dropped tokens; None without experts."""
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """What loss scaling did, if there is any."""
 
     @property
     def time_s(self) -> Mapping[str, float]:
@@ -185,6 +190,8 @@ class Loop:
             waiting = self._waiting.popleft()
             record = self._record(waiting)
             self._require_finite(record)
+            if record.is_skipped:
+                self._reporter.say(_skipped(record))
             self._loss = record.loss
             if self._metrics is not None:
                 self._metrics.step(record)
@@ -206,10 +213,11 @@ class Loop:
             bytes_sent=result.bytes_sent,
             memory_bytes=self._memory.largest_bytes(),
             router=result.router._asdict() if result.router is not None else None,
+            **_scaled(result.scaling),
         )
 
     def _require_finite(self, record: StepRecord) -> None:
-        if math.isfinite(record.loss) and math.isfinite(record.grad_norm):
+        if math.isfinite(record.loss) and (math.isfinite(record.grad_norm) or record.is_skipped):
             return
         raise RunError(
             f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}\n"
@@ -273,6 +281,17 @@ class Loop:
         self._reporter.evaluation(record)
 
 
+def _scaled(scaling: Scaling | None) -> dict[str, Any]:
+    return {} if scaling is None else scaling._asdict()
+
+
+def _skipped(record: StepRecord) -> str:
+    return (
+        f"step {record.step}: gradients overflowed and were not applied; the loss scale is now "
+        f"{record.loss_scale:g} ({record.skipped_steps} steps skipped so far)"
+    )
+
+
 def _is_multiple(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
@@ -280,5 +299,7 @@ def _is_multiple(step: int, every: int) -> bool:
 def _on_host(arrays: Arrays) -> MicroBatch:
     """A micro-batch as tensors; the engine brings them to its device."""
     return MicroBatch(
-        input_ids=torch.from_numpy(arrays.input_ids), labels=torch.from_numpy(arrays.labels)
+        input_ids=torch.from_numpy(arrays.input_ids),
+        labels=torch.from_numpy(arrays.labels),
+        documents=arrays.documents,
     )

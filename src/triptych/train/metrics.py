@@ -25,6 +25,9 @@ class StepRecord(NamedTuple):
     time_s: Mapping[str, float]  # of rank 0, by term of the prediction
     bytes_sent: Mapping[str, int]  # by rank 0, by mesh axis
     memory_bytes: int  # peak of the largest rank, as far as known
+    loss_scale: float | None = None  # None: the precision needs none
+    skipped_steps: int = 0  # so far in the run, because gradients overflowed
+    is_skipped: bool = False  # this one
     router: Mapping[str, float] | None = None  # of a model with experts: losses, dropped tokens
 
     @property

@@ -16,6 +16,7 @@ from triptych.cluster.text import parse_cluster
 from triptych.errors import JobError, PlanError, Problem
 from triptych.model.model import Model
 from triptych.plan.batch import RULE
+from triptych.plan.freeze import frozen_names, known_names
 from triptych.plan.launch import degrees, launch_problem
 from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
@@ -68,8 +69,11 @@ class Choice:
 def choose_plan(job: Job, model: Model, place: Place | None, planner: Planner) -> Choice:
     """The plan of a job on this machine or in this launch; legal, and runnable today.
 
-    Raises JobError or PlanError with every broken rule and what would work.
+    Raises JobError or PlanError with every broken rule and what would work, ModelError for a
+    pattern of frozen parameters that matches nothing.
     """
+    if job.train.freeze:
+        frozen_names(job.train.freeze, known_names(model), model)
     workload = Workload(
         sequence_length=job.data.sequence_length, global_batch=job.train.global_batch
     )

@@ -13,6 +13,7 @@ from triptych.errors import JobError, ModelError, Problem
 from triptych.model.hf import from_config
 from triptych.model.load import CONFIG, cached_config, hub_cache
 from triptych.model.model import Model
+from triptych.model.rotary import require_known_rotary
 from triptych.plan.rules import RUNNABLE_FAMILIES
 from triptych.train.job import Job
 from triptych.train.tokenizer import TextTokenizer, load_tokenizer
@@ -46,6 +47,7 @@ def read_source(job: Job) -> Source:
         what = f"model_type '{model.family}' cannot be trained"
         rule = "a family runs once it is proved equal to the stock library"
         raise ModelError(Problem(what, rule, " or ".join(RUNNABLE_FAMILIES)))
+    require_known_rotary(config)
     problems = [*_vocabulary(tokenizer, model), *_weights(job, directory)]
     if problems:
         raise JobError(problems)

@@ -5,7 +5,7 @@ The counts are of the tensors that were really built, and must add up to the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from triptych.errors import RunError
@@ -13,29 +13,29 @@ from triptych.model.count import parameters
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import placement, stages_of_rank
-from triptych.runtime.shard import Shard
+from triptych.runtime.engine import Engine
 from triptych.train.memory import gathered
 from triptych.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What one rank has built: elements that it counts for the whole model, and dtypes by kind."""
+    """What one rank has built: elements that it counts for the whole model, those of them that are
+    frozen, and dtypes by kind.
+    """
 
     stage: int
     elements: int
+    frozen: int
     dtypes: Mapping[str, str]
 
 
-def built(shards: Iterable[Shard], stage: int, gradient: str) -> Built:
-    """What a rank's shards and the dtype of its gradients amount to."""
-    elements = 0
-    dtypes = {"gradient": gradient}
-    for shard in shards:
-        dtypes[shard.kind] = str(shard.tensor.dtype).removeprefix("torch.")
-        if shard.kind == "weight" and shard.saved:
-            elements += shard.tensor.numel()
-    return Built(stage, elements, dtypes)
+def built(engine: Engine) -> Built:
+    """What a rank has built."""
+    weights = [s for s in engine.shards() if s.kind == "weight" and s.saved]
+    elements = sum(shard.tensor.numel() for shard in weights)
+    frozen = sum(shard.tensor.numel() for shard in weights if shard.name in engine.frozen)
+    return Built(engine.mesh.coordinates.pp, elements, frozen, engine.dtypes())
 
 
 def startup_lines(plan: Plan, model: Model, ranks: Sequence[Built]) -> list[str]:
@@ -56,8 +56,10 @@ def startup_lines(plan: Plan, model: Model, ranks: Sequence[Built]) -> list[str]
     )
     if model.tied and placement(plan)[0] != placement(plan)[-1]:
         lines.append("the last stage shares the embedding of stage 0; it counts there")
-    lines.append(f"dtypes: {_dtypes(plan, ranks[0].dtypes)}")
-    return lines
+    frozen = sum(rank.frozen for rank in ranks)
+    if frozen:
+        lines.append(f"frozen: {format_count(frozen)} of them ({frozen})")
+    return [*lines, *_dtype_lines(ranks)]
 
 
 def _layers(plan: Plan, pp_index: int) -> str:
@@ -69,18 +71,23 @@ def _layers(plan: Plan, pp_index: int) -> str:
     return "layers " + ", ".join(spans)
 
 
-def _dtypes(plan: Plan, found: Mapping[str, str]) -> str:
-    """The dtypes of live tensors; reduction runs in the gradient's buffers."""
-    weight = found.get("weight", "none")
-    words = {
-        "parameter": weight,
-        "compute": weight,
-        "gradient": found["gradient"],
-        "reduction": found["gradient"],
-        "master": found.get("master", f"{weight} (the parameter itself)"),
-        "moments": found.get("exp_avg", "none"),
-    }
-    return ", ".join(f"{name} {dtype}" for name, dtype in words.items())
+_NARROW = ("bf16", "fp16")
+
+
+def _dtype_lines(ranks: Sequence[Built]) -> Iterator[str]:
+    """The dtypes of live tensors, of each rank if they differ, and what to think of them."""
+    words = [", ".join(f"{kind} {dtype}" for kind, dtype in r.dtypes.items()) for r in ranks]
+    yield f"dtypes: {words[0]}"
+    for rank, word in enumerate(words):
+        if word != words[0]:
+            yield f"warning: rank {rank} has other dtypes: {word}"
+    narrow = [kind for kind in ("master", "moments") if ranks[0].dtypes[kind] in _NARROW]
+    if narrow:
+        yield (
+            f"warning: {' and '.join(narrow)} in {ranks[0].dtypes[narrow[0]]}: updates below its "
+            "rounding are lost, which shows as a higher loss; "
+            f"{', '.join(f'precision.{kind} = fp32' for kind in narrow)} keeps them"
+        )
 
 
 def show_startup(plan: Plan, model: Model, mine: Built) -> list[str]:

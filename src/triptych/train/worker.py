@@ -172,6 +172,7 @@ class _Rank:
             seed=self._job.train.seed,
             optimizer=optimizer_settings(self._job),
             router=router_settings(self._job),
+            freeze=self._job.train.freeze,
         )
         reporter = make_reporter(self._rank, self._job.train.steps, self._job.train.log_every)
         try:
@@ -180,9 +181,7 @@ class _Rank:
             reporter.close()
 
     def _train(self, engine: Engine, memory: PeakMemory, reporter: Reporter) -> Summary:
-        gradient = str(engine.buckets.buckets[0].gradients.dtype).removeprefix("torch.")
-        mine = built(engine.shards(), engine.mesh.coordinates.pp, gradient)
-        for line in show_startup(self._plan, self._model, mine):
+        for line in show_startup(self._plan, self._model, built(engine)):
             reporter.say(line)
         checkpoints = Checkpoints(engine, self._job, self._stream(), self._files())
         self._status.set(0, Phase.LOAD)
@@ -302,4 +301,5 @@ def evaluation_data(job: Job, plan: Plan, data: DataSet, dp_index: int) -> Evalu
 
 
 def _samples(tokens: Tokens, job: Job) -> Samples:
-    return Samples(tokens.open(), job.data.sequence_length, tokens.end_id)
+    keeps_apart = job.data.pack == "documents"
+    return Samples(tokens.open(), job.data.sequence_length, tokens.end_id, keeps_apart)

@@ -18,7 +18,7 @@ from triptych.cost.setting import Setting
 from triptych.cost.storage import Storage
 from triptych.cost.traffic import rank_traffic
 from triptych.model.hf import from_config
-from triptych.plan.plan import Plan
+from triptych.plan.plan import Plan, Precision
 from triptych.plan.workload import Workload
 
 LAYERS, VOCAB, LENGTH, SEQUENCES = 3, 1003, 64, 8
@@ -41,8 +41,15 @@ def _sent(plan: Plan, config: dict[str, Any]) -> tuple[int, dict[str, int]]:
         {"tp": 2, "sequence_parallel": True},
         {"tp": 2, "recompute": "full"},
         {"tp": 2, "recompute": "full", "sequence_parallel": True},
+        {"tp": 2, "recompute": "full", "recompute_every": 2, "shard_activations": True},
+        {"pp": 3, "tp": 2, "recompute": "full", "recompute_every": 2},
+        {"cp": 2, "recompute": "selective"},
+        {"cp": 2, "recompute": "full"},
         {"tp": 4},
         {"cp": 2},
+        {"cp": 4, "recompute": "full"},
+        {"cp": 2, "context_method": "ulysses", "recompute": "full"},
+        {"cp": 4, "context_method": "ulysses"},
         {"cp": 2, "dp": 2, "zero": 1},
         {"cp": 2, "tp": 2, "sequence_parallel": True},
         {"pp": 3},
@@ -52,6 +59,9 @@ def _sent(plan: Plan, config: dict[str, Any]) -> tuple[int, dict[str, int]]:
         {"dp": 2, "zero": 2},
         {"dp": 2, "zero": 2, "accumulation": "reduce_last"},
         {"dp": 2, "zero": 3},
+        {"dp": 2, "precision": Precision(reduction="bf16")},
+        {"dp": 2, "zero": 3, "precision": Precision(reduction="bf16")},
+        {"tp": 2, "sequence_parallel": True, "precision": Precision(reduction="fp16")},
         {"dp": 2, "zero": 3, "prefetch": 0, "recompute": "full"},
         {"dp": 2, "zero": 3, "microbatch": 4, "accumulation": "reduce_last"},
         {"dp": 4, "zero": 3, "hybrid_shard": 2},
@@ -86,6 +96,11 @@ def test_ranks_of_every_family_send_the_bytes_that_are_predicted(
 ) -> None:
     config = family_config(family) | {"vocab_size": VOCAB}
     _compare(Plan.uniform(4, tp=2, **settings), config)
+
+
+@pytest.mark.parametrize("family", ["mistral window", "gemma2"])
+def test_windows_spare_the_steps_of_a_ring_that_are_predicted(family: str) -> None:
+    _compare(Plan.uniform(4, cp=4), family_config(family) | {"vocab_size": VOCAB})
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def _exchange() -> Any:
     comm, me = mesh.expert, mesh.rank
     sent, arriving = COUNTS[me], [row[me] for row in COUNTS]
     rows = torch.tensor([[me, other] for other in range(3) for _ in range(sent[other])])
-    out = comm.all_to_all(rows.float().view(-1, 2), sent, arriving)
+    out = comm.all_to_all_rows(rows.float().view(-1, 2), sent, arriving)
     return out.tolist(), mesh.counters.by_axis["expert"].bytes_sent
 
 
@@ -36,7 +36,7 @@ def test_strict_ranks_compare_what_they_send_and_expect() -> None:
     def body() -> str:
         mesh = Mesh.create(Plan.uniform(4, dp=2, ep=2), timeout_s=60, strict=True)
         with pytest.raises(RunError) as error:
-            mesh.expert.all_to_all(torch.zeros(2, 3), [1, 1], [1, 2])
+            mesh.expert.all_to_all_rows(torch.zeros(2, 3), [1, 1], [1, 2])
         return str(error.value)
 
     assert "expects [1, 2] rows" in run_ranks(2, body)[0]

@@ -29,6 +29,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "TP2xDP2": {"tp": 2, "dp": 2, "sequence_parallel": True},
     "PP2xDP2 ZeRO-1": {"pp": 2, "dp": 2, "zero": 1},
     "recompute": {"recompute": "full"},
+    "TP2xPP2 ZB-H1 recompute every 3rd": {
+        "tp": 2,
+        "pp": 2,
+        "schedule": "zb-h1",
+        "recompute": "full",
+        "recompute_every": 3,
+    },
     "TP2xPP2+SP recompute": {"tp": 2, "pp": 2, "sequence_parallel": True, "recompute": "full"},
     "CP2": {"cp": 2},
     "CP2xTP2+SP": {"cp": 2, "tp": 2, "sequence_parallel": True},

@@ -48,6 +48,7 @@ def _draw(generator: random.Random) -> tuple[int, Plan]:
             "microbatch": generator.choice((1, 2)),
             "recompute": generator.choice(("none", "full")),
             "bucket_bytes": generator.choice((20_000, 1 << 25)),
+            "context_method": generator.choice(("ring", "ulysses")),
         }
         settings["sequence_parallel"] = settings["tp"] > 1 and generator.random() < 0.7
         if settings["pp"] * settings["chunks"] > LAYERS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from ranks import run_ranks
 from triptych.errors import ModelError
 from triptych.plan.families import FAMILIES as FAMILY_ROWS
 from triptych.plan.plan import Plan
-from triptych.runtime.build.zoo import ALLOWED, require_no_dropout, skeleton
+from triptych.runtime.build.zoo import ALLOWED, skeleton
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one process": {},
@@ -135,10 +134,13 @@ def test_kv_heads_that_two_ranks_share_equal_the_stock_model(family: str) -> Non
     _assert_parity(family, False, {"tp": 4, "sequence_parallel": True})
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["llama", "qwen3", "gpt_neox", "gpt2", "phi3", "olmo2", "granite", "glm4", "cohere norms"],
-)
+CONTEXT_FAMILIES = [
+    *("llama", "qwen3", "gpt_neox", "gpt2", "phi3", "olmo2", "granite", "glm4", "cohere norms"),
+    *("mistral window", "qwen2 window", "gemma2", "gemma3_text", "smollm3", "starcoder2"),
+]
+
+
+@pytest.mark.parametrize("family", CONTEXT_FAMILIES)
 def test_two_context_ranks_equal_the_stock_model(family: str) -> None:
     _assert_parity(family, False, {"cp": 2})
 
@@ -162,15 +164,6 @@ def test_a_family_outside_the_list_is_refused_by_name() -> None:
 
     text = run_ranks(1, body)[0]
     assert "gemma" in text and "llama" in text and "qwen3" in text
-
-
-def test_dropout_is_refused_in_training() -> None:
-    def body() -> str:
-        with warnings.catch_warnings(), pytest.raises(ModelError) as error:
-            require_no_dropout(skeleton(tiny_config(attention_dropout=0.1)))
-        return str(error.value)
-
-    assert "attention_dropout" in run_ranks(1, body)[0]
 
 
 def test_attention_that_looks_ahead_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from triptych.errors import RunError
 from triptych.runtime.engine import MicroBatch
+from triptych.runtime.scaling import Scaling
 from triptych.schedule.timeline import Timeline
 from triptych.train.data import EvaluationData, Samples, Share, TrainingData
 from triptych.train.learning_rate import LearningRate
@@ -34,6 +36,7 @@ class Step:
     router: None = None
     time_s: Mapping[str, float] = field(default_factory=dict)
     bytes_sent: Mapping[str, int] = field(default_factory=dict)
+    scaling: Scaling | None = None
 
 
 class Bigram:
@@ -184,3 +187,32 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path: Path
         run(tmp_path, engine=Bigram(bad_step=6), saver=saver, lag=lag, save_every=2)
     assert saver.saved == [(2, 8), (4, 16)]
     assert "step-4" in str(caught.value)
+
+
+class Overflows(Bigram):
+    """Its third step is not applied: the gradients were too large for fp16."""
+
+    def __init__(self, may_help: bool) -> None:
+        super().__init__()
+        self.may_help = may_help
+
+    def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> Step:
+        done = super().step(microbatches, learning_rate)
+        skips = len(self.rates) == 3
+        skipped = int(len(self.rates) >= 3)
+        done.scaling = Scaling(2.0 ** (16 - skipped), skipped, skips and self.may_help)
+        done.grad_norm = math.inf if skips else done.grad_norm
+        return done
+
+
+def test_a_step_that_overflowed_is_counted_and_the_run_goes_on(tmp_path: Path) -> None:
+    done = run(tmp_path, steps=4, engine=Overflows(may_help=True))
+    steps = [json.loads(line) for line in done.lines if '"loss"' in line]
+    assert [line["is_skipped"] for line in steps] == [False, False, True, False]
+    assert [line["skipped_steps"] for line in steps] == [0, 0, 1, 1]
+    assert steps[-1]["loss_scale"] == 2.0**15
+
+
+def test_an_overflow_that_no_scale_mends_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"step 3: .*norm inf"):
+        run(tmp_path, steps=4, engine=Overflows(may_help=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +108,23 @@ def test_ring_attention_passes_keys_and_values_round() -> None:
     traffic = sent(llama(kv_heads=4), cp=4)
     chunk = SEQUENCE / 4 * 2 * (4 * HIDDEN // 8) * 2  # keys and values of one chunk
     assert traffic.context == pytest.approx(BATCH * LAYERS * 3 * 3 * chunk)
+
+
+def test_a_window_spares_the_steps_in_which_no_rank_sees_another_s_keys() -> None:
+    """A neighbour holds the chunk before each: the one rank before, or the one behind."""
+    whole = llama(kv_heads=4)
+    attention = replace(whole.blocks[0].attention, window=2)
+    windowed = replace(whole, blocks=(replace(whole.blocks[0], attention=attention),) * LAYERS)
+    assert sent(windowed, cp=4).context == pytest.approx(sent(whole, cp=4).context * 2 / 3)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4, 8])
+def test_ulysses_deals_queries_keys_values_and_outputs(kv_heads: int) -> None:
+    """The same in both directions; KV heads are at least as many as the ranks."""
+    traffic = sent(llama(kv_heads=kv_heads, heads=8), cp=4, context_method="ulysses")
+    tokens, head_bytes = SEQUENCE / 4, 2 * HIDDEN / 8
+    once = 3 / 4 * tokens * head_bytes * (2 * 8 + 2 * max(4, kv_heads))
+    assert traffic.context == pytest.approx(BATCH * LAYERS * 2 * once)
 
 
 def test_one_device_sends_nothing() -> None:

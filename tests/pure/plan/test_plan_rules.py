@@ -348,7 +348,6 @@ def test_fewer_micro_batches_than_stages_are_legal(microbatches: int, schedule: 
 @pytest.mark.parametrize(
     ("plan", "word"),
     [
-        (Plan.uniform(4, recompute="selective"), "selective"),
         (Plan.uniform(4, offload="parameters"), "offload=parameters"),
         (Plan.uniform(4, compile=True), "compile"),
         (Plan.uniform(4, precision=Precision(parameter="fp8")), "parameter in fp8"),
@@ -388,8 +387,37 @@ def test_messages_about_large_clusters_are_short() -> None:
         assert len(str(problem)) < 600
 
 
-def test_scores_that_are_bent_in_attention_do_not_run_on_a_ring() -> None:
-    plan = Plan.uniform(4, cp=2)
-    assert unrunnable(plan, replace(make_model(), family="gemma3_text")) == []
-    (reason,) = unrunnable(plan, replace(make_model(), family="gemma2"))
-    assert "soft-capped" in reason
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_windows_and_bent_scores_run_over_context_ranks(method: str) -> None:
+    model = replace(make_model(), family="gemma2")
+    attention = replace(model.blocks[0].attention, window=8)
+    windowed = replace(model, blocks=(replace(model.blocks[0], attention=attention),) * 4)
+    assert unrunnable(Plan.uniform(4, cp=2, context_method=method), windowed) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tp", "cp", "usable"),
+    [
+        (8, 2, 1, 2, None),
+        (8, 2, 1, 8, None),  # a KV head on 4 ranks each
+        (8, 2, 2, 4, None),
+        (8, 2, 4, 2, None),  # two ranks have each KV head already
+        (8, 2, 4, 4, "1, 2"),
+        (6, 3, 1, 2, "1, 3, 6"),
+        (6, 3, 2, 2, None),  # shares of 4 and 2 query heads, 2 and 1 KV heads
+        (6, 3, 2, 4, "1, 2"),
+    ],
+)
+def test_ulysses_deals_whole_heads(
+    heads: int, kv_heads: int, tp: int, cp: int, usable: str | None
+) -> None:
+    model = make_model(query_heads=heads, kv_heads=kv_heads)
+    plan = Plan.uniform(4, tp=tp, cp=cp)
+    assert verify(plan, model) == []
+    broken = verify(plan.with_(context_method="ulysses"), model)
+    if usable is None:
+        assert broken == []
+        return
+    problem = only(broken)
+    assert f"{heads} query heads" in problem.what and f"cp={cp}" in problem.what
+    assert problem.works == f"context_method=ring, or cp in {usable}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from plan_samples import make_cluster, make_model
 
 from triptych.errors import PlanError
+from triptych.plan.context import heads_problems
 from triptych.plan.fields import DTYPES, SETTINGS
 from triptych.plan.plan import Plan, Precision, Stage
 from triptych.plan.rules import verify
@@ -66,10 +68,18 @@ def legal_plans(draw: st.DrawFn) -> Plan:
     extra = draw(OTHERS) | {"precision": draw(PRECISIONS), "layouts": draw(LAYOUTS)}
     if extra["accumulation"] == "reduce_each":
         extra["zero"] = draw(st.integers(2, 3))
+    if extra["recompute"] == "none":
+        extra["recompute_every"] = 1
+    if extra["offload"] == "activations":
+        extra["recompute"] = "full"
+    if extra["shard_activations"]:
+        extra |= {"recompute": "full", "sequence_parallel": False}
+        stages = tuple(replace(s, tensor=2, data=1, context=1, devices=()) for s in stages)
     chunks = TRAITS[extra["schedule"]].least_chunks
     if len(stages) % chunks or (each and chunks > 1):
         chunks, extra["schedule"] = 1, "1f1b"
-    return Plan(stages=stages, chunks=chunks, **extra)
+    plan = Plan(stages=stages, chunks=chunks, **extra)
+    return plan.with_(context_method="ring") if any(heads_problems(plan, MODEL)) else plan
 
 
 @settings(max_examples=150, deadline=None)

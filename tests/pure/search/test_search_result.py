@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from triptych.cluster.text import parse_cluster
 from triptych.errors import InputError, PlanError
 from triptych.model.load import load_model
 from triptych.model.model import Model
+from triptych.plan import rules
+from triptych.plan.plan import Plan
 from triptych.plan.rules import unrunnable, verify
 from triptych.plan.workload import Workload
 from triptych.search.search import SearchResult, search
@@ -95,8 +98,13 @@ def test_on_cpus_every_plan_runs() -> None:
     assert result.runnable is result.plans[0]
 
 
-def test_on_gpus_the_best_plan_that_runs_is_given_too() -> None:
-    model = load_model("mistral-7b-v0.1")  # sliding windows: context parallelism is priced only
+def _only_alone(plan: Plan, model: Model) -> Iterator[str]:
+    yield from ["context parallelism"] if plan.cp > 1 else []
+
+
+def test_on_gpus_the_best_plan_that_runs_is_given_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "_unrunnable", _only_alone)  # as if it were priced only
+    model = load_model("mistral-7b-v0.1")
     result = search(
         model, parse_cluster("1x8xA100-SXM4-80GB"), Workload(sequence_length=32768, global_batch=8)
     )
@@ -305,6 +313,10 @@ def test_long_sequences_bring_context_parallelism_in() -> None:
     long = search(tiny(), gpus(1, 4), work(4, 65536), top=50)
     assert {candidate.plan.cp for candidate in short.plans} == {1}
     assert {candidate.plan.cp for candidate in long.plans} > {1}
+    methods = {(candidate.plan.cp > 1, candidate.plan.context_method) for candidate in long.plans}
+    assert methods == {(False, "ring"), (True, "ring"), (True, "ulysses")}
+    pinned = search(tiny(), gpus(1, 4), work(4), fixed={"cp": "2", "context_method": "ulysses"})
+    assert {candidate.plan.context_method for candidate in pinned.plans} == {"ulysses"}
 
 
 def test_a_large_search_is_quick_small_and_without_torch() -> None:

@@ -50,6 +50,21 @@ def test_labels_are_the_next_tokens_and_every_token_is_a_label_once() -> None:
     assert data.num_whole == 3
 
 
+def test_documents_that_are_kept_apart_predict_nothing_of_each_other() -> None:
+    """Each ends with token 0, which belongs to it; what is left empty is one more."""
+    tokens = np.array([5, 6, 0, 7, 8, 9, 1, 2, 0, 0, 3], dtype=np.uint16)
+    batch = Samples(tokens, 4, end_id=0, keeps_apart=True).batch([0, 1, 2, None])
+    assert batch.input_ids.tolist() == [[5, 6, 0, 7], [8, 9, 1, 2], [0, 0, 0, 0], [0, 0, 0, 0]]
+    none = IGNORED
+    assert batch.labels.tolist() == [[6, 0, none, 8], [9, 1, 2, 0], [none] * 4, [none] * 4]
+    assert batch.documents == ((3, 1), (4,), (1, 1, 2), (4,))
+
+
+def test_documents_see_each_other_unless_they_are_kept_apart() -> None:
+    batch = samples(13).batch([0])
+    assert batch.documents is None and batch.labels[0, 0] == 1
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "whole", "all_"),
     [(0, 0, 0), (1, 0, 0), (2, 0, 1), (5, 1, 1), (6, 1, 2), (9, 2, 2)],

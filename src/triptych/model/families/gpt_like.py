@@ -18,8 +18,9 @@ def gpt2(keys: ConfigKeys) -> Model:
     """GPT-2, and the GPT-3 and Megatron shapes: learned positions, biases everywhere, tied."""
     trunk = read_trunk(keys)
     width = keys.count("n_inner", "intermediate_size", default=4 * trunk.hidden)
+    dropout = keys.number("attn_pdrop", 0.1) > 0
     block = Block(
-        attention=grouped(keys, trunk, qkv_bias=True, out_bias=True, rotary=False),
+        attention=grouped(keys, trunk, qkv_bias=True, out_bias=True, rotary=False, dropout=dropout),
         mlp=Mlp(width=width, gated=False, bias=True),
         norm_bias=True,
     )

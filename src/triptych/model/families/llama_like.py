@@ -68,7 +68,8 @@ def _qwen_dense(keys: ConfigKeys, trunk: Trunk, attention: Attention) -> Model:
 def gemma2(keys: ConfigKeys) -> Model:
     """Gemma 2: four norms a layer, every other layer windowed, tied."""
     trunk = read_trunk(keys)
-    return _gemma(keys, trunk, lambda index: index % 2 == 0, positions=8192)
+    softcapped = keys.number("attn_logit_softcapping", 50.0) > 0
+    return _gemma(keys, trunk, lambda index: index % 2 == 0, positions=8192, softcapped=softcapped)
 
 
 def gemma3(keys: ConfigKeys) -> Model:
@@ -90,10 +91,18 @@ def _gemma(
     *,
     positions: int,
     qk_norm: bool = False,
+    softcapped: bool = False,
 ) -> Model:
     bias = keys.flag("attention_bias")
     attention = grouped(
-        keys, trunk, kv_heads=4, head_dim=256, qkv_bias=bias, out_bias=bias, qk_norm=qk_norm
+        keys,
+        trunk,
+        kv_heads=4,
+        head_dim=256,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=qk_norm,
+        softcapped=softcapped,
     )
     window = keys.optional_count("sliding_window", default=4096)
     windows = layer_windows(keys, trunk, window, is_sliding)

@@ -70,6 +70,7 @@ def grouped(
     groups = keys.count(*KV_HEADS, default=kv_heads or trunk.heads)
     keys.require_multiple(("num_attention_heads", "num_key_value_heads"), (trunk.heads, groups))
     width = _head_dim(keys, trunk, head_dim)
+    features.setdefault("dropout", keys.number("attention_dropout") > 0)
     return Attention(query_heads=trunk.heads, kv_heads=groups, head_dim=width, **features)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -21,11 +21,15 @@ from triptych.runtime.tensor.packed import unpacked_name
 
 
 def collect_slots(
-    stages: Iterable[StageModule], model: Model, plan: Plan, mesh: Mesh
+    stages: Iterable[StageModule],
+    model: Model,
+    plan: Plan,
+    mesh: Mesh,
+    frozen: Collection[str] = (),
 ) -> list[Slot]:
     """One slot per parameter of the stages, in the order in which the backward finishes them.
 
-    A tied embedding is one slot, wherever in these stages it is used.
+    A tied embedding is one slot, wherever in these stages it is used. `frozen` names do not train.
     """
     family = family_of(model.family)
     places: dict[_Key, list[tuple[nn.Module, str]]] = {}
@@ -40,7 +44,16 @@ def collect_slots(
                 places.setdefault((name, index), []).append((module, attribute))
                 shapes.setdefault((name, index), tuple(parameter.shape))
     slots = [_slot(key, shapes[key], places[key], model, plan, mesh) for key in shapes]
+    for slot in slots:
+        slot.trains = slot.name not in frozen
     return slots[::-1]
+
+
+def logical_names(causal_lm: nn.Module, model: Model) -> set[str]:
+    """The names of a whole model's parameters as the hub's disks have them."""
+    family = family_of(model.family)
+    names = {family.logical_name(name) for name, _ in causal_lm.named_parameters()}
+    return names - {family.head_name} if model.tied else names
 
 
 _Key = tuple[str, int]

@@ -19,12 +19,13 @@ from torch.nn import functional
 from triptych.model.model import Model
 from triptych.plan.families import Family, family_of
 from triptych.plan.plan import Plan, part
-from triptych.runtime.attention import CONTEXT
+from triptych.runtime.attention import split_sequence
 from triptych.runtime.build.zoo import stored_buffers
+from triptych.runtime.context.tiles import Documents
 from triptych.runtime.expert.balance import ROUTED, Balancer, Routed, RouterSettings
 from triptych.runtime.expert.experts import experts_of
 from triptych.runtime.mesh import Mesh
-from triptych.runtime.recompute import recompute_layer
+from triptych.runtime.recompute import LayerInputs, recompute_attention, recompute_layer
 from triptych.runtime.shard import Shard
 from triptych.runtime.tensor.functions import enter_region
 from triptych.runtime.tensor.linear import Deferral, Linear, replace_linears
@@ -49,6 +50,14 @@ class Entry(nn.Module):
     def forward(self, *_: Any, **__: Any) -> torch.Tensor:
         """[B, s, H] as received."""
         return self.received
+
+
+class StageLayers(nn.ModuleList):
+    """The layers of a stage. The library slices its list in every forward: here that is cheap."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """A layer, or a plain list of them."""
+        return [*self][index] if isinstance(index, slice) else super().__getitem__(index)
 
 
 class NoPositions(nn.Module):
@@ -87,9 +96,13 @@ class StageModule(nn.Module):
         self._trunk = causal_lm.get_submodule(self._family.trunk)
         self._bending = _bending(self._family, causal_lm.config)
         self._hidden = model.hidden
-        self._recompute = plan.recompute
+        self._plan = plan
+        self._inputs = LayerInputs(
+            mesh.tensor if plan.shard_activations else None,
+            mesh.counters.axis("host") if plan.offload == "activations" else None,
+        )
         self._tensor = mesh.tensor
-        self._context = mesh.context
+        self._context, self._context_method = mesh.context, plan.context_method
         self._expert = mesh.expert
         self._router = router or RouterSettings()
         self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
@@ -115,9 +128,16 @@ class StageModule(nn.Module):
                 shard_layer(layer, family, self._tensor, self._sequence_parallel)
                 set_heads(layer, model, self._tensor)
             if self._context.size > 1:
-                setattr(layer.get_submodule(family.attention), CONTEXT, self._context)
-            if self._recompute == "full":
-                recompute_layer(layer)
+                attention = layer.get_submodule(family.attention)
+                split_sequence(attention, self._context, self._context_method)
+            if self._plan.recomputes(index):
+                self._recompute(layer)
+
+    def _recompute(self, layer: nn.Module) -> None:
+        if self._plan.recompute == "full":
+            recompute_layer(layer, self._inputs)
+        else:
+            recompute_attention(layer.get_submodule(self._family.attention))
 
     def _divide_experts(self, layer: nn.Module, index: int) -> None:
         """Leaves this rank's experts in a layer and balances its router."""
@@ -177,18 +197,20 @@ class StageModule(nn.Module):
         self,
         ids_BS: torch.Tensor,
         received_BsH: torch.Tensor | None = None,
-        positions_S: torch.Tensor | None = None,
+        positions_BS: torch.Tensor | None = None,
+        documents: Documents | None = None,
         cache: Any = None,
         routed: Routed | None = None,
     ) -> torch.Tensor:
         """Runs the stage: token ids or received hidden states to hidden states [B, s, H].
 
         On the last stage they are normalised. Positions follow the `cache`, the library's
-        key/value cache, unless they are given. `routed` is what routers have to know in training.
+        key/value cache, unless they are given; they are [1, S] where all rows have the same.
+        `routed` is what routers have to know in training.
         """
-        if positions_S is None:
+        if positions_BS is None:
             past = cache.get_seq_length() if cache is not None else 0
-            positions_S = torch.arange(past, past + ids_BS.shape[1], device=ids_BS.device)
+            positions_BS = torch.arange(past, past + ids_BS.shape[1], device=ids_BS.device)[None]
         if received_BsH is None:
             embedded_BsH = self._trunk.get_submodule(self._family.embedding)(ids_BS)
         else:
@@ -199,9 +221,10 @@ class StageModule(nn.Module):
         more = {} if routed is None else {ROUTED: routed}
         output = self._trunk(
             inputs_embeds=embedded_BsH,
-            position_ids=positions_S[None],
+            position_ids=positions_BS,
             cache=cache,
             use_cache=cache is not None,
+            documents=documents,  # the library hands it on to our attention
             **more,
         )
         hidden: torch.Tensor = output.last_hidden_state
@@ -252,6 +275,8 @@ def cut(
     trunk = causal_lm.get_submodule(family.trunk)
     layers = trunk.get_submodule(family.layers)
     assert isinstance(layers, nn.ModuleList)
+    layers = StageLayers(layers)
+    trunk.add_module(family.layers, layers)
     for index in range(num_layers):
         if not start <= index < stop:
             layers[index] = PassThrough()

@@ -6,6 +6,7 @@ here only if `tests/procs/runtime/test_parity.py` compares it with the stock lib
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ import transformers
 from torch import nn
 
 from triptych.errors import ModelError, Problem
+from triptych.model.rotary import require_known_rotary
 from triptych.plan.families import FAMILIES, Family, Rule, Split, family_of
 from triptych.plan.layout import rule_for
 from triptych.runtime.attention import NAME
@@ -32,18 +34,6 @@ _STYLES: dict[str, Rule] = {
 }
 """The library's words for tensor plans (they change between releases) in ours."""
 
-_DROPOUTS = (
-    "attention_dropout",
-    "attn_pdrop",
-    "embd_pdrop",
-    "embedding_dropout",
-    "hidden_dropout",
-    "resid_pdrop",
-    "residual_dropout",
-    "router_jitter_noise",
-)
-"""The names of rates of dropout, and of other noise, in the configurations of the families."""
-
 
 def skeleton(config: Mapping[str, Any]) -> nn.Module:
     """The library's causal LM of a `config.json`, every parameter on the meta device, its experts
@@ -53,7 +43,9 @@ def skeleton(config: Mapping[str, Any]) -> nn.Module:
     """
     model_type = str(config.get("model_type"))
     family = family_of(model_type)
-    settings = {key: value for key, value in config.items() if key != "model_type"}
+    require_known_rotary(config)
+    settings = copy.deepcopy(dict(config))  # the library writes into nested tables
+    settings.pop("model_type")
     settings.pop("dtype", None), settings.pop("torch_dtype", None)
     try:
         hf_config = transformers.AutoConfig.for_model(model_type, **settings)
@@ -63,6 +55,9 @@ def skeleton(config: Mapping[str, Any]) -> nn.Module:
         what = f"use_bidirectional_attention in a {model_type} config"
         works = "use_bidirectional_attention = false"
         raise ModelError(Problem(what, "attention is causal here", works))
+    if noise := getattr(hf_config, "router_jitter_noise", 0.0):
+        what, works = f"router_jitter_noise = {noise}", "router_jitter_noise = 0.0"
+        raise ModelError(Problem(what, "noise would differ between layouts", works))
     with torch.device("meta"):
         model: nn.Module = transformers.AutoModelForCausalLM.from_config(
             hf_config, attn_implementation=NAME
@@ -83,23 +78,11 @@ def stored_buffers(causal_lm: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in named.items() if family.is_buffer(name)}
 
 
-def require_no_dropout(causal_lm: nn.Module) -> None:
-    """Raises ModelError, with all settings at once, if a module would drop activations."""
-    config = causal_lm.config
-    found = {name: getattr(config, name, 0.0) for name in _DROPOUTS}
-    problems = [
-        Problem(f"{name} = {value}", "random masks would differ between layouts", f"{name} = 0.0")
-        for name, value in found.items()
-        if value
-    ]
-    if problems:
-        raise ModelError(problems)
-
-
-def require_fixed_rotary(causal_lm: nn.Module) -> None:
+def require_fixed_rotary(causal_lm: nn.Module, rule: str, works: str) -> None:
     """Raises ModelError if rotary frequencies follow the longest position that a rank sees.
 
-    Context ranks see different positions, so that theirs would differ.
+    Context ranks see different positions, so that theirs would differ; documents of one row would
+    share those of the longest.
     """
     config = causal_lm.config
     assert isinstance(config, transformers.PreTrainedConfig)
@@ -110,8 +93,7 @@ def require_fixed_rotary(causal_lm: nn.Module) -> None:
     found = {kinds} if isinstance(kinds, str) else set(kinds.values())
     moving = sorted(found & {"dynamic", "longrope"})
     if moving:
-        rule = "under context parallelism the frequencies of all ranks must be the same"
-        raise ModelError(Problem(f"rope_type = {', '.join(moving)}", rule, "cp=1"))
+        raise ModelError(Problem(f"rope_type = {', '.join(moving)}", rule, works))
 
 
 def _remake_rotary(trunk: nn.Module, name: str) -> None:

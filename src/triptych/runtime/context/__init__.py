@@ -1,1 +1,1 @@
-"""Context parallelism: the sequence is split over ranks, only attention communicates."""
+"""Attention over parts: documents of one row, tiles of a window, sequences split over ranks."""

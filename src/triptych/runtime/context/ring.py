@@ -1,16 +1,18 @@
-"""Ring attention over the zig-zag split: keys and values travel, queries stay.
+"""Ring attention: queries stay, keys and values of other ranks come by, tile after tile.
 
-In step s a rank r sees the keys of rank j = r - s. With chunks r (early) and 2c-1-r (late):
+In step s rank r gets the keys of rank r - s and computes what its queries see of them
+(`tiles.py`); a step in which no rank sees anything is left out, so short documents and windows
+send little. Without either, with chunks r (early) and 2c-1-r (late) on rank r:
 
     j = r   plain causal attention within the rank's own tokens
     j < r   all queries attend to the early half of j's keys, none to the late half
     j > r   the late queries attend to all of j's keys, the early ones to none
 
-so every step costs half a block, on every rank alike. In the backward the gradients of keys and
-values travel with them and come home after the last step.
+so every step costs half a block, on every rank alike. In the backward the keys come by once more,
+and their gradients go home at once. A ring of one rank is attention over its own tiles.
 
 Source: Liu et al. 2023 (ring attention); the split of Megatron-LM (domain.md section 3).
-Cost: (c-1) x K and V of a rank's tokens sent per rank forward; the same and as many bytes of
+Cost: K and V of a rank's tokens sent per rank and step forward; the same and as many bytes of
 gradients backward.
 """
 
@@ -21,22 +23,37 @@ from typing import Any
 import torch
 
 from triptych.runtime.comm import Communicator, Pending
-from triptych.runtime.context.block import Attended, attend, attend_backward, merge
+from triptych.runtime.context.block import Attended, Scores, attend, attend_backward, merge
+from triptych.runtime.context.tiles import Sight, Tile, active_steps, tiles
+
+MASKED_QUERIES = 256
+"""Queries of a tile with a window or written-out scores: bounds its mask and its scores."""
 
 
 def ring_attention(
     q_BHSD: torch.Tensor,
     k_BKSD: torch.Tensor,
     v_BKSD: torch.Tensor,
-    scale: float,
-    comm: Communicator,
+    scores: Scores,
+    comm: Communicator | None = None,
 ) -> torch.Tensor:
     """Causal attention over the sequence of all context ranks; [B, H, S, D] of this rank's tokens.
 
-    The S tokens of a rank are those of `zigzag_positions`.
+    The S tokens of a rank are those of `plan.context.pieces`.
     """
+    size = comm.size if comm is not None else 1
+    length = size * q_BHSD.shape[2]
+    window = scores.window if scores.window is not None and scores.window < length else None
+    is_masked = window is not None or scores.softcap is not None
+    sight = Sight(
+        length=length,
+        size=size,
+        documents=scores.documents,
+        window=window,
+        most=MASKED_QUERIES if is_masked else None,
+    )
     out: torch.Tensor = _Ring.apply(  # type: ignore[no-untyped-call]
-        q_BHSD, k_BKSD, v_BKSD, scale, comm
+        q_BHSD, k_BKSD, v_BKSD, scores.sinks, scores, sight, comm
     )
     return out
 
@@ -48,68 +65,115 @@ class _Ring(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        scale: float,
-        comm: Communicator,
+        sinks: torch.Tensor | None,
+        scores: Scores,
+        sight: Sight,
+        comm: Communicator | None,
     ) -> torch.Tensor:
-        q, own = q.contiguous(), torch.stack((k, v))
-        half = q.shape[2] // 2
-        travelling = _pass_on(own, comm)
-        whole = attend(q, own[0], own[1], scale, causal=True)
-        for step in range(1, comm.size):
-            kv = travelling.wait()
-            if step + 1 < comm.size:
-                travelling = _pass_on(kv, comm)
-            if step <= comm.index:  # keys of a lower rank
-                early = kv[:, :, :, :half]
-                whole = merge(whole, attend(q, early[0], early[1], scale, causal=False))
-            else:
-                late = Attended(whole.out_BHSD[:, :, half:], whole.lse_BHS[:, :, half:])
-                part = attend(q[:, :, half:], kv[0], kv[1], scale, causal=False)
-                whole = _with_late(whole, merge(late, part), half)
-        ctx.save_for_backward(q, own, whole.out_BHSD, whole.lse_BHS)
-        ctx.scale, ctx.comm = scale, comm
-        return whole.out_BHSD
+        q, own = q.contiguous(), torch.cat((k, v), dim=-1)
+        whole = _nothing(q, v, is_summed=sight.size > 1)
+        for kv, tiled in _visits(own, sight, comm):
+            for tile in tiled:
+                keys, values = _keys(kv, tile, q)
+                _add(whole, tile, attend(_of(q, tile), keys, values, scores, tile))
+        if sinks is not None:
+            whole = _drained(whole, sinks)
+        out = whole.out_BHSD.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+        # Laid out as the projection behind reads it, which so keeps no copy of its own.
+        ctx.save_for_backward(q, own, out, whole.lse_BHS, sinks)
+        ctx.scores, ctx.sight, ctx.comm = scores._replace(sinks=None), sight, comm
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        q, own, out, lse = ctx.saved_tensors
-        comm, scale = ctx.comm, ctx.scale
-        grad, whole, half = grads[0].contiguous(), Attended(out, lse), q.shape[2] // 2
-        travelling = _pass_on(own, comm)
-        grad_q, grad_k, grad_v = attend_backward(grad, q, own[0], own[1], whole, scale, True)
-        grad_own, returning = torch.stack((grad_k, grad_v)), None
-        for step in range(1, comm.size):
-            kv = travelling.wait()
-            if step + 1 < comm.size:
-                travelling = _pass_on(kv, comm)
-            grad_kv = torch.zeros_like(kv)
-            if step <= comm.index:
-                early = kv[:, :, :, :half]
-                part, grad_k, grad_v = attend_backward(
-                    grad, q, early[0], early[1], whole, scale, False
+        q, own, out, lse, sinks = ctx.saved_tensors
+        grad, comm, returning = grads[0].contiguous(), ctx.comm, None
+        grad_q, grad_own = (torch.zeros_like(x, dtype=lse.dtype) for x in (q, own))
+        for step, (kv, tiled) in zip(_steps(ctx.sight), _visits(own, ctx.sight, comm), strict=True):
+            grad_kv = torch.zeros_like(own) if step else grad_own
+            for tile in tiled:
+                keys, values = _keys(kv, tile, q)
+                whole = Attended(_of(out, tile), _of(lse, tile))
+                part = attend_backward(
+                    _of(grad, tile), _of(q, tile), keys, values, whole, ctx.scores, tile
                 )
-                grad_q += part
-                grad_kv[:, :, :, :half] = torch.stack((grad_k, grad_v))
-            else:
-                late = Attended(out[:, :, half:], lse[:, :, half:])
-                part, grad_k, grad_v = attend_backward(
-                    grad[:, :, half:], q[:, :, half:], kv[0], kv[1], late, scale, False
-                )
-                grad_q[:, :, half:] += part
-                grad_kv = torch.stack((grad_k, grad_v))
+                _of(grad_q, tile).add_(part[0])
+                _of(grad_kv, tile, keys=True).add_(torch.cat(part[1:], dim=-1))
             if returning is not None:
-                grad_kv += returning.wait()
-            returning = _pass_on(grad_kv, comm)
+                grad_own += returning.wait()
+            returning = comm.start_shift(grad_kv, torch.empty_like(own), by=-step) if step else None
         if returning is not None:
             grad_own += returning.wait()
-        return grad_q, grad_own[0], grad_own[1], None, None
+        grad_k, grad_v = _parted(grad_own.to(own.dtype), q)
+        grad_sinks = _sink_gradient(grad, out, lse, sinks)
+        return grad_q.to(q.dtype), grad_k, grad_v, grad_sinks, None, None, None
 
 
-def _pass_on(tensor: torch.Tensor, comm: Communicator) -> Pending:
-    """To the next rank of the ring, from the previous one."""
-    return comm.start_shift(tensor.contiguous(), torch.empty_like(tensor))
+# --- whose keys --------------------------------------------------------------------------------
 
 
-def _with_late(whole: Attended, late: Attended, half: int) -> Attended:
-    out = torch.cat((whole.out_BHSD[:, :, :half], late.out_BHSD), dim=2)
-    return Attended(out, torch.cat((whole.lse_BHS[:, :, :half], late.lse_BHS), dim=2))
+def _steps(sight: Sight) -> tuple[int, ...]:
+    return (0, *active_steps(sight))
+
+
+def _visits(own: torch.Tensor, sight: Sight, comm: Communicator | None) -> Any:
+    """Keys and values of one rank after the other, this one's first, with the tiles to compute."""
+    mine, steps = comm.index if comm is not None else 0, _steps(sight)
+    arriving: Pending | None = None
+    for step, following in zip(steps, (*steps[1:], None), strict=True):
+        kv = own if arriving is None else arriving.wait()
+        if comm is not None and following is not None:
+            arriving = comm.start_shift(own, torch.empty_like(own), by=following)
+        yield kv, tiles(sight, mine, (mine - step) % sight.size)
+
+
+def _keys(kv: torch.Tensor, tile: Tile, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tile's keys and values."""
+    return _parted(_of(kv, tile, keys=True), q)
+
+
+def _parted(kv: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys, as wide as queries, and values, which lie behind them."""
+    return kv[..., : q.shape[-1]], kv[..., q.shape[-1] :]
+
+
+def _of(x: torch.Tensor, tile: Tile, keys: bool = False) -> torch.Tensor:
+    """A tile's part of what is laid out as queries (or keys) are."""
+    rows = slice(None) if tile.row is None else slice(tile.row, tile.row + 1)
+    return x[rows, :, tile.keys if keys else tile.queries]
+
+
+# --- putting together --------------------------------------------------------------------------
+
+
+def _nothing(q: torch.Tensor, v: torch.Tensor, is_summed: bool) -> Attended:
+    """Room for the result, in fp32 at least where parts are summed."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=wide if is_summed else q.dtype)
+    return Attended(out, q.new_empty(q.shape[:-1], dtype=wide))
+
+
+def _add(whole: Attended, tile: Tile, part: Attended) -> None:
+    """Merges a tile's part into the whole, in place."""
+    out, lse = (_of(x, tile) for x in whole)
+    if not tile.is_first:
+        part = merge(Attended(out, lse), part)
+    out.copy_(part.out_BHSD)
+    lse.copy_(part.lse_BHS)
+
+
+def _drained(whole: Attended, sinks_H: torch.Tensor) -> Attended:
+    """The whole with the weight that sinks take."""
+    lse = torch.logaddexp(whole.lse_BHS, sinks_H[:, None].to(whole.lse_BHS.dtype))
+    left = (whole.lse_BHS - lse).exp().unsqueeze(-1)
+    return Attended((whole.out_BHSD * left).to(whole.out_BHSD.dtype), lse)
+
+
+def _sink_gradient(
+    grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, sinks_H: torch.Tensor | None
+) -> torch.Tensor | None:
+    """A sink has no value: what it takes is missing from the output."""
+    if sinks_H is None:
+        return None
+    taken = (sinks_H[:, None].to(lse.dtype) - lse).exp()
+    return -(taken * (grad.to(lse.dtype) * out).sum(-1)).sum((0, 2)).to(sinks_H.dtype)

@@ -9,6 +9,8 @@ ZeRO divides is kept as this rank's shard; the whole tensor then has memory only
 
     slot | pad to 64 | slot | pad to 64 | ... | pad to lcm(shard ranks, 128)
 
+A bucket of frozen parameters has values only.
+
 A gradient may be partial over another axis too (`Slot.before`). Sums commute, so that axis comes
 last and carries shards only; slots of one bucket share it.
 """
@@ -31,7 +33,7 @@ PADDING = 128
 
 
 class Bucket:
-    """Slots that travel in one message."""
+    """Slots that travel in one message, their gradients as `reduction`."""
 
     def __init__(
         self,
@@ -40,18 +42,22 @@ class Bucket:
         *,
         values: torch.dtype,
         gradients: torch.dtype,
+        reduction: torch.dtype,
         device: torch.device,
     ) -> None:
         self.slots = tuple(slots)
+        self.trains = slots[0].trains
         self.before = slots[0].before
         self.is_late = slots[0].stage is None
         self.sharding = sharding
+        self._reduction = reduction
         self.elements = _lay_out(slots, math.lcm(sharding.shard.size, PADDING))
         size = self.elements // sharding.shard.size
         self.start = sharding.shard.index * size
         self.stop = self.start + size
         self.values = torch.zeros(self.elements, dtype=values, device=device)
-        self.gradients = torch.zeros(self.elements, dtype=gradients, device=device)
+        size = self.elements if self.trains else 0
+        self.gradients = torch.zeros(size, dtype=gradients, device=device)
         self.shard_values = self._part(self.values, sharding.divides_values)
         self.shard_gradients = self._part(self.gradients, sharding.divides_gradients)
         self._gathering: Pending | None = None
@@ -66,7 +72,8 @@ class Bucket:
             span = slice(slot.offset, slot.offset + slot.elements)
             slot.room = self
             slot.value = self.values[span].view(box_shape(slot.box))
-            slot.gradient = self.gradients[span].view(box_shape(slot.box))
+            if self.trains:
+                slot.gradient = self.gradients[span].view(box_shape(slot.box))
         if sharding.divides_values:
             _vacate(self.values)
         if sharding.divides_gradients:
@@ -168,10 +175,21 @@ class Bucket:
             self._forget_arrivals()
 
     def _start_scatter(self) -> Pending:
+        travelling = self.packed(self.gradients)
+        if travelling is not self.gradients:
+            return self.sharding.shard.start_reduce_scatter(travelling)
         part = self.gradients[self.start : self.stop]
         if self.sharding.divides_gradients and not self._holds_gradient:
             part = self.shard_gradients
         return self.sharding.shard.start_reduce_scatter(self.gradients, out=part)
+
+    def packed(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Gradients as they travel: themselves, or a copy in another dtype."""
+        return gradients.to(self._reduction)
+
+    def _unpack(self, reduced: torch.Tensor) -> None:
+        if reduced.dtype != self.shard_gradients.dtype:
+            self.shard_gradients.copy_(reduced)
 
     def finish_scatter(self) -> None:
         """Takes the reduced part into this rank's shard; divided gradients lose their memory.
@@ -182,9 +200,11 @@ class Bucket:
             return
         part = self._scattering.wait()
         self._scattering = None
+        if self.sharding.divides_gradients and self._holds_gradient:
+            self.shard_gradients.add_(part)
+        else:
+            self._unpack(part)
         if self.sharding.divides_gradients:
-            if self._holds_gradient:
-                self.shard_gradients.add_(part)
             _vacate(self.gradients)
             self._is_open = False
         self._holds_gradient = True
@@ -200,16 +220,17 @@ class Bucket:
 
     def _start_sum(self) -> None:
         if self.sharding.replicas.size > 1 and not self._is_summed:
-            self._summing = self.sharding.replicas.start_all_reduce(self.shard_gradients)
+            travelling = self.packed(self.shard_gradients)
+            self._summing = self.sharding.replicas.start_all_reduce(travelling)
         self._is_summed = True
 
     def finish_reduce(self) -> None:
         """Makes the shard's gradients global sums."""
         if self._summing is not None:
-            self._summing.wait()
+            self._unpack(self._summing.wait())
             self._summing = None
         if self.before is not None:
-            self.before.all_reduce(self.shard_gradients)
+            self._unpack(self.before.all_reduce(self.packed(self.shard_gradients)))
 
 
 def _lay_out(slots: Sequence[Slot], unit: int) -> int:

@@ -10,6 +10,7 @@ one that travels.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from triptych.runtime.data.bucket import Bucket
 from triptych.runtime.data.sharding import Shardings
 from triptych.runtime.data.slot import Slot
 from triptych.runtime.tensor.linear import Linear
+from triptych.runtime.tensor.shard import VocabularyParallelEmbedding
 
 
 class GradientBuckets:
@@ -28,6 +30,7 @@ class GradientBuckets:
         shardings: what is divided among whom, of dense parameters and of experts.
         unit_of: the unit of a slot: with divided values no bucket holds slots of two.
         bucket_bytes: bytes of gradients after which a bucket is closed.
+        values, gradients, reduction: dtypes of what is kept, and of gradients that travel.
 
     """
 
@@ -40,6 +43,7 @@ class GradientBuckets:
         bucket_bytes: int,
         values: torch.dtype,
         gradients: torch.dtype,
+        reduction: torch.dtype,
         device: torch.device,
     ) -> None:
         capacity = max(1, bucket_bytes // gradients.itemsize)
@@ -48,17 +52,13 @@ class GradientBuckets:
             mine = [slot for slot in slots if shardings.of_slot(slot) == sharding]
             by_unit = sharding.divides_values
             groups += _by_unit(mine, unit_of) if by_unit else _by_size(mine, capacity)
+        make = partial(Bucket, values=values, gradients=gradients, reduction=reduction)
         self.buckets = [
-            Bucket(
-                group,
-                shardings.of_slot(group[0]),
-                values=values,
-                gradients=gradients,
-                device=device,
-            )
+            make(group, shardings.of_slot(group[0]), device=device)
             for group in _as_completed(slots, groups)
         ]
-        self._in_turn = [b for b in self.buckets if not b.sharding.reduces_each]
+        self.trained = [bucket for bucket in self.buckets if bucket.trains]
+        self._in_turn = [b for b in self.trained if not b.sharding.reduces_each]
         self._final: set[tuple[int, bool]] = set()
         self._next = 0
         self._travelling: list[Bucket] = []
@@ -80,7 +80,7 @@ class GradientBuckets:
         """Makes ready for the first backward of a step."""
         self._final.clear()
         self._next = 0
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.begin_step()
 
     def begin_final(self, stage: int, weights: bool) -> None:
@@ -89,13 +89,13 @@ class GradientBuckets:
 
     def finish(self) -> None:
         """Ends every reduction; gradients (of this rank's shards) are then global sums."""
-        late = [b for b in self.buckets if b.sharding.reduces_each and b.has_gradient]
+        late = [b for b in self.trained if b.sharding.reduces_each and b.has_gradient]
         for bucket in (*self._in_turn[self._next :], *late):
             self._start(bucket)
         self._travelling.clear()
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.finish_own()
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.finish_reduce()
         self.release()
 
@@ -107,7 +107,7 @@ class GradientBuckets:
     def gather_values(self) -> None:
         """Takes updated shards into the parameters: at once, or when a unit is next used."""
         self.release()
-        kept = [bucket for bucket in self.buckets if not bucket.sharding.divides_values]
+        kept = [bucket for bucket in self.trained if not bucket.sharding.divides_values]
         for bucket in kept:
             bucket.start_refresh()
         for bucket in kept:
@@ -115,17 +115,22 @@ class GradientBuckets:
 
     def _attach(self, slot: Slot, bucket: Bucket) -> None:
         # `.data` has a version counter of its own: gathering again is no change of the values.
-        parameter = nn.Parameter(slot.value.data)
+        parameter = nn.Parameter(slot.value.data, requires_grad=slot.trains)
         for module, attribute in slot.places:
             setattr(module, attribute, parameter)
-            if isinstance(module, Linear) and attribute == "weight":
-                module.sink = _WeightSink(slot, bucket, self.arrived)
+            if slot.trains and isinstance(module, Linear) and attribute == "weight":
+                module.sink = _WeightSink(slot, bucket, self.arrived, is_product=True)
+            alone = slot.trains and len(slot.places) == 1
+            if alone and isinstance(module, VocabularyParallelEmbedding):
+                module.sink = _WeightSink(slot, bucket, self.arrived, is_product=False)
+        if not slot.trains:
+            return
         hook = self._hook(slot, bucket)
         parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _hook(self, slot: Slot, bucket: Bucket) -> Callable[[torch.Tensor], None]:
         def add(parameter: torch.Tensor) -> None:
-            if parameter.grad is None:  # all of it went through the linear's sink
+            if parameter.grad is None:  # all of it went through a sink
                 return
             slot.add(parameter.grad)
             parameter.grad = None
@@ -158,21 +163,26 @@ class GradientBuckets:
 
 
 class _WeightSink:
-    """Lets a linear add its weight gradient to a slot and tell the bucket.
+    """Lets a linear or a table add its weight gradient to a slot and tell the bucket.
 
     A weight that other modules use too (a tied embedding) is complete when autograd says so.
     """
 
     def __init__(
-        self, slot: Slot, bucket: Bucket, arrived: Callable[[Slot, Bucket, bool], None]
+        self,
+        slot: Slot,
+        bucket: Bucket,
+        arrived: Callable[[Slot, Bucket, bool], None],
+        is_product: bool,
     ) -> None:
         self._slot, self._bucket, self._arrived = slot, bucket, arrived
-        self.add_product = slot.add_product
+        self._is_product = is_product
+        self.add_product, self.add_rows = slot.add_product, slot.add_rows
 
     def arrive(self) -> None:
-        """The linear's part of this micro-batch is in the slot."""
+        """This micro-batch's part is in the slot."""
         if len(self._slot.places) == 1:
-            self._arrived(self._slot, self._bucket, True)
+            self._arrived(self._slot, self._bucket, self._is_product)
 
 
 # ---- from slots to buckets ---------------------------------------------------------------------
@@ -198,7 +208,9 @@ def _by_unit(slots: Sequence[Slot], unit_of: Callable[[Slot], Hashable]) -> list
 
 
 def _kind(slot: Slot) -> Hashable:
-    """Slots of one bucket are complete together and partial over the same axis."""
+    """Slots of one bucket are complete together and partial over the same axis, or all frozen."""
+    if not slot.trains:
+        return False
     return slot.stage is None, slot.before and id(slot.before)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.optimizer import ShardedAdamW
+from triptych.runtime.data.pieces import pieces_of
 
 
 class LiveBytes(NamedTuple):
@@ -42,8 +43,24 @@ def live_bytes(buckets: GradientBuckets, optimizer: ShardedAdamW) -> LiveBytes:
         gathered=gathered,
         travelling=travelling,
         offloaded=state if optimizer.is_offloaded else 0,
-        padding=_padding(optimizer),
+        padding=_padding(buckets, optimizer),
     )
+
+
+def live_dtypes(buckets: GradientBuckets, optimizer: ShardedAdamW) -> dict[str, torch.dtype]:
+    """The dtypes of live tensors: what is stored, computes, travels and is updated."""
+    bucket = buckets.buckets[0]
+    module, name = bucket.slots[0].places[0]
+    found = {"parameter": bucket.shard_values.dtype, "compute": getattr(module, name).dtype}
+    for state in optimizer.states[:1]:  # a rank whose parameters are frozen has none
+        gradients = state.bucket.shard_gradients
+        found |= {
+            "gradient": gradients.dtype,
+            "reduction": state.bucket.packed(gradients[:0]).dtype,
+            "master": state.kept.get("master", bucket.shard_values).dtype,
+            "moments": state.kept["exp_avg"].dtype,
+        }
+    return found
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -53,18 +70,19 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(by_address.values())
 
 
-def _padding(optimizer: ShardedAdamW) -> int:
+def _padding(buckets: GradientBuckets, optimizer: ShardedAdamW) -> int:
     """Bytes between and behind the slots of what is kept: values, gradients, optimizer state."""
     total = 0
-    for state in optimizer.states:
-        bucket = state.bucket
-        own = sum(piece.stop - piece.start for piece in state.pieces)
+    kept = {id(state.bucket): state.kept.values() for state in optimizer.states}
+    for bucket in buckets.buckets:
+        own = sum(piece.stop - piece.start for piece in pieces_of(bucket))
         whole = sum(slot.elements for slot in bucket.slots)
         shard_gap = bucket.stop - bucket.start - own
         gap = bucket.elements - whole
         sharding = bucket.sharding
         total += (shard_gap if sharding.divides_values else gap) * bucket.values.itemsize
-        total += (shard_gap if sharding.divides_gradients else gap) * bucket.gradients.itemsize
+        if bucket.trains:
+            total += (shard_gap if sharding.divides_gradients else gap) * bucket.gradients.itemsize
         if not optimizer.is_offloaded:
-            total += shard_gap * sum(tensor.itemsize for tensor in state.kept.values())
+            total += shard_gap * sum(tensor.itemsize for tensor in kept.get(id(bucket), ()))
     return total

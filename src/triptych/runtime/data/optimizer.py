@@ -61,7 +61,7 @@ class ShardedAdamW:
         self._settings = settings
         self._precision = plan.precision
         self.is_offloaded = plan.offload == "optimizer"
-        self.states = [self._make_state(bucket) for bucket in buckets.buckets]
+        self.states = [self._make_state(bucket) for bucket in buckets.trained]
 
     @property
     def pieces(self) -> list[Piece]:
@@ -101,13 +101,19 @@ class ShardedAdamW:
         norms = torch._foreach_norm(counted, 2.0, torch.float64)
         return torch.stack(norms).square().sum()
 
-    def step(self, learning_rate: float, norm: torch.Tensor) -> None:
+    def step(
+        self, learning_rate: float, norm: torch.Tensor, scale: torch.Tensor | None = None
+    ) -> None:
         """Updates weights from gradients clipped by their global `norm`; skips if not finite.
+
+        With a `scale` the gradients in the buckets are that many times the true ones, of `norm`.
 
         Afterwards this rank's shards are new, and parameters are, or will be when next gathered.
         """
         clip = self._settings.clip_norm
         divisor = (norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)
+        if scale is not None:
+            divisor = divisor * scale
         found_inf = (~torch.isfinite(norm)).float()
         if self.is_offloaded:
             for state in self.states:

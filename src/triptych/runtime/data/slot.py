@@ -26,7 +26,8 @@ class Slot:
 
     `counted` is True on the one tensor rank and stage whose gradient enters the norm, which is
     also the one that saves it. Over `before` its gradient is partial beside the data axis. `stage`
-    is the one that uses the parameter, None if several of this rank's do.
+    is the one that uses the parameter, None if several of this rank's do. A frozen one (not
+    `trains`) has no gradient.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Slot:
     before: Communicator | None
     stage: int | None
     places: list[tuple[nn.Module, str]]
+    trains: bool = True
     offset: int = 0
     filled: bool = False
     arrived: bool = False
@@ -78,6 +80,15 @@ class Slot:
             self._open()
             torch.mm(grad_TN.T, input_TK, out=self.gradient)
             self.filled = True
+
+    def add_rows(self, grad_TH: torch.Tensor, ids_T: torch.Tensor) -> None:
+        """Adds a row's gradient for each id: a table's gradient is never made whole apart."""
+        if not self.filled:
+            self._open()
+            self.gradient.zero_()
+            self.filled = True
+        # Unlike `index_add_` it sums in a fixed order on CUDA too.
+        self.gradient.index_put_((ids_T,), grad_TH.to(self.gradient.dtype), accumulate=True)
 
     def _open(self) -> None:
         assert self.room is not None

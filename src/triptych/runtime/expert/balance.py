@@ -105,12 +105,16 @@ class RouterLog:
         self._routed.append(Routed(labels_BS != IGNORED, scale))
         return self._routed[-1]
 
-    def total(self) -> torch.Tensor:
-        """This rank's part of a `RouterResult` [3]; parts add up over all ranks."""
+    def total(self, loss_scale: float | torch.Tensor = 1.0) -> torch.Tensor:
+        """This rank's part of a `RouterResult` [3], its losses without the scale that they have.
+
+        Parts add up over all ranks.
+        """
         parts = [part for routed in self._routed for part in routed.parts.values()]
         if not parts:
             return torch.zeros(3, dtype=torch.float64, device=self._device)
-        return torch.stack(parts).double().sum(0)
+        total = torch.stack(parts).double().sum(0)
+        return torch.cat((total[:2] / loss_scale, total[2:]))
 
 
 class Balancer:

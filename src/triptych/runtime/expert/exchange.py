@@ -32,7 +32,7 @@ class Exchange:
         """Where rows go, given how many of this rank's are for each expert; collective."""
         ones = [1] * self._comm.size
         sent_re = count_E.view(self._comm.size, self._held)
-        arriving_re = self._comm.all_to_all(sent_re, ones, ones)
+        arriving_re = self._comm.all_to_all_rows(sent_re, ones, ones)
         return Routes(self._comm, sent_re, arriving_re)
 
 
@@ -83,9 +83,9 @@ class _Travel(torch.autograd.Function):
         ctx: Any, rows: torch.Tensor, comm: Communicator, sent: list[int], arriving: list[int]
     ) -> torch.Tensor:
         ctx.comm, ctx.sent, ctx.arriving = comm, sent, arriving
-        return comm.all_to_all(rows, sent, arriving)
+        return comm.all_to_all_rows(rows, sent, arriving)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         rows = grads[0].contiguous()
-        return ctx.comm.all_to_all(rows, ctx.arriving, ctx.sent), None, None, None
+        return ctx.comm.all_to_all_rows(rows, ctx.arriving, ctx.sent), None, None, None

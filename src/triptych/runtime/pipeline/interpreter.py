@@ -17,7 +17,9 @@ import torch
 
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.comm import Pending
+from triptych.runtime.dropout import Masks
 from triptych.runtime.expert.balance import Routed, RouterLog
+from triptych.runtime.microbatch import MicroBatch
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.record import Recorder
 from triptych.runtime.tensor.linear import Deferral
@@ -25,24 +27,6 @@ from triptych.schedule.action import Action, Kind
 
 Key = tuple[int, int]
 """Stage and micro-batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Token ids [B, S] and labels [B, S]: `labels[t]` is the target of position t, -100 none.
-
-    `positions` [S] are given where the tokens are a part of their sequences.
-    """
-
-    input_ids: torch.Tensor
-    labels: torch.Tensor
-    positions: torch.Tensor | None = None
-
-    def to(self, device: torch.device) -> MicroBatch:
-        """The same on a device."""
-        ids, labels = (x.to(device, non_blocking=True) for x in (self.input_ids, self.labels))
-        positions = None if self.positions is None else self.positions.to(device)
-        return MicroBatch(ids, labels, positions)
 
 
 @dataclass(slots=True)
@@ -74,6 +58,8 @@ class Interpreter:
         stages: this rank's stages by index.
         channels: where each stage's hidden states and gradients go and come from.
         deferral: keeps weight gradients between actions I and W.
+        masks: of dropout, to be turned to the micro-batch that runs, or runs again.
+        lowest_trained: the first stage that has something to train: no gradient goes below it.
         recorder: gets one span per computation and per wait.
         dtype, hidden, sequence_split: of the hidden states that travel, [B, S/split, H].
         router_log: what routers leave; None for a model without experts.
@@ -89,11 +75,13 @@ class Interpreter:
         dtype: torch.dtype,
         hidden: int,
         sequence_split: int,
+        masks: Masks | None = None,
+        lowest_trained: int = 0,
         router_log: RouterLog | None = None,
     ) -> None:
         self._stages = stages
         self._channels = channels
-        self._deferral = deferral
+        self._deferral, self._masks, self._lowest = deferral, masks, lowest_trained
         self._recorder = recorder
         self._router_log = router_log
         self._dtype, self._hidden, self._split = dtype, hidden, sequence_split
@@ -138,11 +126,13 @@ class Interpreter:
     def _forward(self, step: _Step, key: Key) -> None:
         stage, microbatch = self._stages[key[0]], step.microbatches[key[1]]
         received = self._arrived(step, Kind.RECV_F, key)
-        if received is not None and torch.is_grad_enabled():
+        if received is not None and torch.is_grad_enabled() and key[0] > self._lowest:
             received.requires_grad_()
+        self._turn_masks(microbatch)
         with self._recorder.span(f"{key[0]}F{key[1]}"):
+            ids, positions = microbatch.input_ids, microbatch.positions
             routed = self._follow(microbatch, step.scale)
-            output = stage(microbatch.input_ids, received, microbatch.positions, routed=routed)
+            output = stage(ids, received, positions, microbatch.documents, routed=routed)
             if stage.is_last:
                 output = stage.loss(output, microbatch.labels, step.scale)
                 step.losses[key[1]] = output.detach()
@@ -158,6 +148,7 @@ class Interpreter:
     def _backward(self, step: _Step, key: Key) -> None:
         gradient = self._arrived(step, Kind.RECV_B, key)
         flight = step.in_flight.pop(key)
+        self._turn_masks(step.microbatches[key[1]])
         with self._recorder.span(f"{key[0]}B{key[1]}"):
             torch.autograd.backward(flight.output, gradient)
         self._pass_gradient(step, key, flight)
@@ -165,6 +156,7 @@ class Interpreter:
     def _input_gradient(self, step: _Step, key: Key) -> None:
         gradient = self._arrived(step, Kind.RECV_B, key)
         flight = step.in_flight.pop(key)
+        self._turn_masks(step.microbatches[key[1]])
         with self._recorder.span(f"{key[0]}I{key[1]}"):
             self._deferral.begin()
             torch.autograd.backward(flight.output, gradient)
@@ -175,8 +167,13 @@ class Interpreter:
         with self._recorder.span(f"{key[0]}W{key[1]}"):
             self._deferral.run(key)
 
+    def _turn_masks(self, microbatch: MicroBatch) -> None:
+        if self._masks is not None:
+            length = microbatch.input_ids.shape[1]
+            self._masks.turn_to(microbatch.first, length, microbatch.places)
+
     def _pass_gradient(self, step: _Step, key: Key, flight: _InFlight) -> None:
-        if flight.received is None:
+        if flight.received is None or key[0] <= self._lowest:
             return
         assert flight.received.grad is not None
         if key[0] - 1 in self._stages:
@@ -189,7 +186,7 @@ class Interpreter:
     def _send_forward(self, step: _Step, key: Key) -> None:
         output = step.in_flight[key].output.detach().contiguous()
         step.leaving.append(self._channels.send_forward(output, key[0]))
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or key[0] < self._lowest:
             del step.in_flight[key]
 
     def _receive_forward(self, step: _Step, key: Key) -> None:

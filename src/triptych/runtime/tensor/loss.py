@@ -61,7 +61,7 @@ def cross_entropy(
     """The sum over tokens of scale x cross-entropy, as a scalar; labels of -100 do not count.
 
     With a `sink` the gradient of `weight_vH` is added there during the forward: the scalar must
-    then be what the backward starts from, with gradient 1.
+    then be what the backward starts from, with gradient 1. A frozen weight has no gradient.
 
     The gradient of `hidden_TH` covers this rank's rows only: sum it over the ranks (as
     `enter_region` does). Cost: 3 T fp32 all-reduced over the vocabulary's ranks.
@@ -95,16 +95,17 @@ class _CrossEntropy(torch.autograd.Function):
         wide = torch.promote_types(hidden_TH.dtype, torch.float32)
         loss = torch.zeros((), dtype=wide, device=hidden_TH.device)
         grad_hidden = torch.empty_like(hidden_TH) if wanted else None
-        grad_weight = torch.zeros_like(weight_vH) if wanted and sink is None else None
+        has_own = wanted and sink is None and weight_vH.requires_grad
+        grad_weight = torch.zeros_like(weight_vH) if has_own else None
         for start in range(0, len(labels_T), CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
             logits = (hidden_TH[rows] @ weight_vH.T).to(wide)
             slope = bending.bend(logits)
-            losses, gradient = _softmax_loss(logits, labels_T[rows], vocabulary)
+            factor = scale * bending.factor
+            losses, gradient = _softmax_loss(logits, labels_T[rows], vocabulary, factor)
             loss += losses.sum()
             if grad_hidden is None:
                 continue
-            gradient.mul_(scale * bending.factor)
             if slope is not None:
                 gradient.mul_(slope)
             gradient = gradient.to(hidden_TH.dtype)
@@ -123,13 +124,17 @@ class _CrossEntropy(torch.autograd.Function):
             ctx.sink.arrive()
             return grad_hidden, None, None, None
         factor = grads[0].to(grad_hidden.dtype)
-        return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None
+        grad_weight = None if grad_weight is None else grad_weight.mul_(factor)
+        return grad_hidden.mul_(factor), grad_weight, None, None
 
 
 def _softmax_loss(
-    logits_Tv: torch.Tensor, labels_T: torch.Tensor, vocabulary: Vocabulary
+    logits_Tv: torch.Tensor,
+    labels_T: torch.Tensor,
+    vocabulary: Vocabulary,
+    factor: float | torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses [T] and their gradient by the logits [T, v]; overwrites the logits."""
+    """Losses [T], and factor x their gradient by the logits [T, v]; overwrites the logits."""
     comm = vocabulary.comm
     trained_T = labels_T != IGNORED
     largest_T = comm.all_reduce(logits_Tv.amax(dim=1), maximum=True)
@@ -140,6 +145,8 @@ def _softmax_loss(
     exp_Tv = logits_Tv.exp_()
     sums_2T = comm.all_reduce(torch.stack((exp_Tv.sum(dim=1), target_T)))
     losses_T = torch.where(trained_T, sums_2T[0].log() - sums_2T[1], 0)
-    gradient_Tv = exp_Tv.mul_((trained_T / sums_2T[0])[:, None].to(exp_Tv.dtype))
-    gradient_Tv.scatter_add_(1, column_T, -here_T[:, None].to(exp_Tv.dtype))
+    # The factor enters by token: no pass of its own over [T, v].
+    weight_T = trained_T.to(exp_Tv.dtype) * factor
+    gradient_Tv = exp_Tv.mul_((weight_T / sums_2T[0])[:, None])
+    gradient_Tv.scatter_add_(1, column_T, -(weight_T * here_T)[:, None])
     return losses_T, gradient_Tv

@@ -9,7 +9,7 @@ the second.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -70,6 +70,16 @@ class UnsummedLinear(Linear):
         return self._partial.pop()
 
 
+class TableSink(Protocol):
+    """Where a table's gradient accumulates."""
+
+    def add_rows(self, grad_TH: torch.Tensor, ids_T: torch.Tensor) -> None:
+        """Adds a row's gradient for each id."""
+
+    def arrive(self) -> None:
+        """Notes that this micro-batch has given all it has to give."""
+
+
 class VocabularyParallelEmbedding(nn.Module):
     """Looks up this rank's rows, zero elsewhere, and sums over the ranks.
 
@@ -86,7 +96,8 @@ class VocabularyParallelEmbedding(nn.Module):
         scale: float | None = None,
     ) -> None:
         super().__init__()
-        self.weight = embedding.weight
+        self.weight: torch.Tensor = embedding.weight
+        self.sink: TableSink | None = None
         self._scale = scale
         self._rows = rows
         self._comm = comm
@@ -101,13 +112,36 @@ class VocabularyParallelEmbedding(nn.Module):
 
     def _look_up(self, ids_BS: torch.Tensor) -> torch.Tensor:
         if self._comm.size == 1:
-            return functional.embedding(ids_BS, self.weight)
+            return self._rows_of(ids_BS)
         start, stop = self._rows
         elsewhere_BS = (ids_BS < start) | (ids_BS >= stop)
         local_BS = torch.where(elsewhere_BS, 0, ids_BS - start)
-        found = functional.embedding(local_BS, self.weight)
-        found = found.masked_fill(elsewhere_BS[..., None], 0.0)
+        found = self._rows_of(local_BS).masked_fill(elsewhere_BS[..., None], 0.0)
         return leave_region(found, self._comm, self._sequence_parallel)
+
+    def _rows_of(self, ids_BS: torch.Tensor) -> torch.Tensor:
+        if self.sink is None or not torch.is_grad_enabled():
+            return functional.embedding(ids_BS, self.weight)
+        found: torch.Tensor = _Rows.apply(ids_BS, self.weight, self.sink)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, ids_BS: torch.Tensor, weight: torch.Tensor, sink: TableSink
+    ) -> torch.Tensor:
+        ctx.save_for_backward(ids_BS)
+        ctx.sink = sink
+        return functional.embedding(ids_BS, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None, None]:
+        (ids_BS,) = ctx.saved_tensors
+        sink: TableSink = ctx.sink
+        sink.add_rows(grads[0].flatten(0, -2), ids_BS.flatten())
+        sink.arrive()
+        return None, None, None
 
 
 class PositionTable(nn.Module):

@@ -1,0 +1,82 @@
+"""Peak bytes of tensors in a training step, ours beside each peer's.
+
+The profiler's memory events come from the allocator itself, so they see every tensor of both sides
+alike: parameters, gradients, optimizer state, activations, buffers, also where a storage shrinks.
+Each side builds and trains in processes of its own, watched from before its first tensor. The
+peak is that of the third step, on the rank that has most.
+
+    python benchmarks/peak_bytes.py [--ranks 2] [--only ZeRO-3] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from sides.deep_speed import enter_environment
+from sides.pairs import Make, Pair, chosen
+from sides.ranks import on_ranks
+from sides.rows import show
+from sides.setting import Setting
+
+MARK = "the step that counts"
+
+
+def peak_bytes(make: Make, setting: Setting) -> int:
+    """The peak of this rank in the third step of one side."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        step = make(setting)
+        step(0), step(1)
+        with record_function(MARK):
+            step(2)
+    events: Any = watched.profiler.kineto_results.events()  # type: ignore[union-attr]
+    (mark,) = (event for event in events if event.name() == MARK)
+    first_ns, last_ns = mark.start_ns(), mark.start_ns() + mark.duration_ns()
+    live, peak = 0, 0
+    for event in sorted(
+        (event for event in events if event.name() == "[memory]"), key=lambda e: e.start_ns()
+    ):
+        live += event.nbytes()
+        if first_ns <= event.start_ns() <= last_ns:
+            peak = max(peak, live)
+    return peak
+
+
+def compare(pair: Pair, ranks: int) -> dict[str, Any]:
+    """The peaks of a pair."""
+    setting = pair.setting(ranks)
+    ours, theirs = (
+        max(on_ranks(ranks, partial(peak_bytes, make, setting)))
+        for make in (pair.ours, pair.theirs)
+    )
+    return {
+        "claim": f"peak tensor bytes, {pair.name}, {ranks} ranks",
+        "peer": pair.peer_version,
+        "metric": "bytes",
+        "ours": ours,
+        "theirs": theirs,
+        "ratio": ours / theirs,
+        "better": "lower",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", default="", help="a part of the name of a mode or a peer")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    pairs = chosen(options.only)
+    if any(pair.needs_deep_speed for pair in pairs):
+        enter_environment()
+    show([compare(pair, options.ranks) for pair in pairs], options.json)
+
+
+if __name__ == "__main__":
+    main()

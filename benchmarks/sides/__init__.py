@@ -1,0 +1,1 @@
+"""The two sides of every pair that the benchmarks compare: ours, and a real peer."""

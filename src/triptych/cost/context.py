@@ -1,0 +1,79 @@
+"""What the context ranks of a layer exchange in attention: bytes, and seconds exposed.
+
+A ring passes keys and values of a rank's tokens on in every step in which some rank sees them,
+twice as much in the backward, where gradients go home (domain.md section 3). Ulysses exchanges
+queries, keys, values and outputs, whose heads are dealt to the ranks: as much in each direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triptych.cost.collectives import gather_bytes
+from triptych.cost.operators import Seconds
+from triptych.cost.setting import Setting
+from triptych.cost.shard import LocalOperator
+from triptych.cost.site import Site
+from triptych.plan.context import ring_steps
+
+
+def context_bytes(
+    site: Site, local: tuple[LocalOperator, ...], setting: Setting, *, is_forward: bool
+) -> float:
+    """Bytes that a rank sends in a forward, or in a backward without what it runs again."""
+    if setting.context == 1:
+        return 0.0
+    if setting.context_method == "ulysses":
+        return gather_bytes(setting.context, sum(_dealt_bytes(site, local, setting)))
+    rounds = 1 if is_forward else 2
+    return rounds * sum(steps * size for steps, size in _rings(site, local, setting))
+
+
+def context_s(
+    site: Site,
+    local: tuple[LocalOperator, ...],
+    seconds: list[Seconds],
+    setting: Setting,
+    *,
+    is_forward: bool,
+) -> float:
+    """Exposed seconds of a pass: all of Ulysses; of a ring what attention does not hide."""
+    if setting.context == 1:
+        return 0.0
+    if setting.context_method == "ulysses":
+        return sum(map(site.context.all_to_all_s, _dealt_bytes(site, local, setting)))
+    rounds = 1 if is_forward else 2
+    rings = list(_rings(site, local, setting))
+    sent_s = rounds * sum(steps * site.context.send_s(size) for steps, size in rings)
+    attention_s = sum(
+        piece.forward_s if is_forward else piece.backward_s
+        for op, piece in zip(local, seconds, strict=True)
+        if op.operator.kind == "attention"
+    )
+    hidden_s = 0.0 if site.rates.is_cpu else attention_s * (1 - 1 / setting.context)
+    return max(0.0, sent_s - hidden_s)
+
+
+def _rings(
+    site: Site, local: tuple[LocalOperator, ...], setting: Setting
+) -> Iterator[tuple[int, float]]:
+    """Of each attention: steps of its ring, and bytes of keys and values that one step moves."""
+    for op in local:
+        if op.operator.kind == "attention":
+            steps = ring_steps(site.sequence_length, setting.context, op.operator.window)
+            width = op.kv_heads * (op.operator.head_dim + op.operator.value_dim)
+            yield len(steps), width * site.tokens(setting) * site.rates.element_bytes
+
+
+def _dealt_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> Iterator[float]:
+    """Of each attention: bytes of its queries, keys and values, and of its outputs.
+
+    Fewer KV heads than ranks are repeated.
+    """
+    element_bytes = site.tokens(setting) * site.rates.element_bytes
+    for op in local:
+        if op.operator.kind == "attention":
+            key, value = op.operator.head_dim, op.operator.value_dim
+            kv_heads = max(op.kv_heads, setting.context)
+            yield (op.query_heads * key + kv_heads * (key + value)) * element_bytes
+            yield op.query_heads * value * element_bytes

@@ -1,0 +1,31 @@
+"""Attention over whole sequences on one rank: the library's kernel, or tiles where it has none."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from triptych.runtime.context.block import Scores
+from triptych.runtime.context.ring import ring_attention
+
+
+def whole_attention(
+    q_BHSD: torch.Tensor, k_BKSD: torch.Tensor, v_BKSD: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    """Causal attention of all tokens to all tokens, [B, H, S, D].
+
+    Documents, windows, bent scores and sinks are computed tile by tile: nothing is as large as
+    S x S, and what a window or a border hides is not computed.
+    """
+    length = q_BHSD.shape[2]
+    is_plain = scores.window is None or scores.window >= length
+    if not is_plain or any(x is not None for x in scores[2:]):
+        return ring_attention(q_BHSD, k_BKSD, v_BKSD, scores)
+    return scaled_dot_product_attention(
+        q_BHSD,
+        k_BKSD,
+        v_BKSD,
+        is_causal=length > 1,
+        scale=scores.scale,
+        enable_gqa=q_BHSD.shape[1] != k_BKSD.shape[1],
+    )

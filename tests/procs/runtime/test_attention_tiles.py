@@ -1,0 +1,79 @@
+"""The tiles of all ranks cover what a token may see, each score once, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from triptych.plan.context import pieces, ring_steps
+from triptych.runtime.context.tiles import Sight, Tile, active_steps, tiles
+
+LENGTH = 48
+DOCUMENTS = ((5, 7, 12, 1, 23), (48,), (6, 6, 6, 6, 6, 6, 6, 6))
+
+
+def _allowed(sight: Sight) -> torch.Tensor:
+    """[rows, S, S] by the definition."""
+    rows = sight.documents or ((LENGTH,),)
+    place = torch.arange(LENGTH)
+    seen = (place[:, None] >= place[None]).expand(len(rows), -1, -1).clone()
+    if sight.window is not None:
+        seen &= place[:, None] - place[None] < sight.window
+    for row, lengths in enumerate(rows):
+        document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        seen[row] &= document[:, None] == document[None]
+    return seen
+
+
+def _places(sight: Sight, rank: int) -> torch.Tensor:
+    held = pieces(LENGTH, sight.size, rank)
+    return torch.cat([torch.arange(piece.start, piece.stop) for piece in held])
+
+
+def _scores_of(tile: Tile) -> torch.Tensor:
+    """Which scores of its rectangle a tile counts."""
+    queries, keys = (s.stop - s.start for s in (tile.queries, tile.keys))
+    gap = tile.offset + torch.arange(queries)[:, None] - torch.arange(keys)[None]
+    seen = gap >= 0
+    if tile.window is not None:
+        seen &= gap < tile.window
+    assert tile.is_full == bool(seen.all())
+    assert seen.any(1).all(), "a query of a tile sees something"
+    return seen
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("window", [None, 1, 5, 20])
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one document", "packed"])
+@pytest.mark.parametrize("most", [None, 3, 64])
+def test_tiles_cover_each_visible_score_once(
+    size: int, window: int | None, documents: tuple[tuple[int, ...], ...] | None, most: int | None
+) -> None:
+    sight = Sight(LENGTH, size, documents, window, most)
+    allowed = _allowed(sight)
+    counted = torch.zeros_like(allowed, dtype=torch.int)
+    for mine, theirs in itertools.product(range(size), repeat=2):
+        first = torch.zeros(allowed.shape[:2], dtype=torch.bool)
+        for tile in tiles(sight, mine, theirs):
+            rows = slice(None) if tile.row is None else slice(tile.row, tile.row + 1)
+            queries = _places(sight, mine)[tile.queries]
+            keys = _places(sight, theirs)[tile.keys]
+            counted[rows, queries[:, None], keys[None]] += _scores_of(tile).int()
+            assert tile.is_first == (mine == theirs and not bool(first[rows, queries].any()))
+            first[rows, queries] = True
+    assert torch.equal(counted, allowed.int())
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("window", [None, 1, 5, 7, 20, 47, 48])
+def test_the_plan_knows_the_steps_in_which_a_window_reaches_other_ranks(
+    size: int, window: int | None
+) -> None:
+    assert ring_steps(LENGTH, size, window) == active_steps(Sight(LENGTH, size, None, window))
+
+
+def test_documents_that_end_with_their_chunk_need_no_step_at_all() -> None:
+    assert active_steps(Sight(LENGTH, 4, ((6,) * 8,))) == ()
+    assert active_steps(Sight(LENGTH, 4, ((6,) * 8, (5, 7) + (6,) * 6))) == (1,)
