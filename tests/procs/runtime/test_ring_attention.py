@@ -192,12 +192,15 @@ def test_values_may_be_narrower_than_keys(method: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_ring_sends_keys_and_values_once_round_and_back_with_gradients(size: int) -> None:
-    """A window of 7 over chunks of 6 or 12 tokens reaches the chunk before: a neighbour has it."""
-    keys_and_values = 2 * BATCH * KV_HEADS * (LENGTH // size) * DIM * 8
-    steps = {"plain": size - 1, "window": {2: 1, 4: 2}[size]}
-    for answer in run_ranks(size, _split, "ring", list(steps)):
-        for (_, _, forward, both), count in zip(answer, steps.values(), strict=True):
-            assert (forward, both) == (count * keys_and_values, 3 * count * keys_and_values)
+    """A window of 7 reaches 6 tokens back into the chunk before, which a neighbour has.
+
+    Four ranks have chunks of 6; of two, each has such tokens in both its chunks of 12.
+    """
+    token_bytes = 2 * BATCH * KV_HEADS * DIM * 8
+    tokens = {"plain": (size - 1) * LENGTH // size, "window": {2: 18, 4: 6 + 6}[size]}
+    for answer in run_ranks(size, _split, "ring", list(tokens)):
+        for (_, _, forward, both), count in zip(answer, tokens.values(), strict=True):
+            assert (forward, both) == (count * token_bytes, 3 * count * token_bytes)
 
 
 def test_ulysses_sends_its_share_of_queries_keys_values_and_outputs() -> None:
