@@ -212,6 +212,22 @@ def test_ulysses_sends_its_share_of_queries_keys_values_and_outputs() -> None:
             assert answer[0][2:] == (sent, 2 * sent)
 
 
+def _dealt(elements: int) -> bool:
+    """Part j of rank i says (i, j): what arrives says who sent it, and to whom."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    kind = StrictCommunicator if STRICT else Communicator
+    comm = kind("context", range(size), rank, dist.group.WORLD, Counters())
+    marks = torch.arange(size)[:, None].expand(size, elements)
+    arrived = comm.all_to_all((10 * rank + marks).contiguous())
+    dist.barrier()
+    return torch.equal(arrived, 10 * marks + rank)
+
+
+@pytest.mark.parametrize("elements", [3, 1 << 16])
+def test_an_all_to_all_deals_parts_small_and_large(elements: int) -> None:
+    assert run_ranks(3, _dealt, elements) == [True] * 3
+
+
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_token_is_on_one_rank(method: str, size: int) -> None:
