@@ -279,6 +279,27 @@ class Communicator:
         works = self._launch_shift(tensor, following, out, previous)
         return self._pending(works, out, buffers=[tensor])
 
+    def start_exchange(
+        self,
+        sends: Sequence[tuple[torch.Tensor, int]],
+        receives: Sequence[tuple[torch.Tensor, int]],
+        result: torch.Tensor,
+        finish: Callable[[], None] | None = None,
+    ) -> Pending:
+        """Messages to and from several members, one each at most, as one batch.
+
+        Peers may batch theirs otherwise, as long as each pair agrees. After the wait `finish` has
+        made `result` of what was received.
+        """
+        if sends:
+            self._counted(sum(tensor.nbytes for tensor, _ in sends))
+        works = self._launch_batch(
+            [(tensor, self.ranks[to]) for tensor, to in sends],
+            [(out, self.ranks[source]) for out, source in receives],
+        )
+        buffers = [tensor for tensor, _ in (*sends, *receives)]
+        return self._pending(works, result, finish, buffers)
+
     # ---- what strict mode replaces -----------------------------------------------------------
 
     def _launch_all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
@@ -302,9 +323,16 @@ class Communicator:
     def _launch_shift(
         self, tensor: torch.Tensor, to: int, out: torch.Tensor, source: int
     ) -> list[Any]:
-        send = dist.P2POp(dist.isend, tensor, to, group=self._group)
-        receive = dist.P2POp(dist.irecv, out, source, group=self._group)
-        works: list[Any] = dist.batch_isend_irecv([send, receive])
+        return self._launch_batch([(tensor, to)], [(out, source)])
+
+    def _launch_batch(
+        self,
+        sends: Sequence[tuple[torch.Tensor, int]],
+        receives: Sequence[tuple[torch.Tensor, int]],
+    ) -> list[Any]:
+        operations = [dist.P2POp(dist.irecv, out, rank, self._group) for out, rank in receives]
+        operations += [dist.P2POp(dist.isend, tensor, rank, self._group) for tensor, rank in sends]
+        works: list[Any] = dist.batch_isend_irecv(operations) if operations else []
         return works
 
     # ---- helpers -----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from triptych.plan.context import sequence_unit
 from triptych.plan.freeze import frozen_names
 from triptych.plan.layout import stages_of
 from triptych.plan.plan import Plan
-from triptych.plan.ranks import placement, stages_of_rank
+from triptych.plan.ranks import stages_of_rank
 from triptych.runtime.build.slots import collect_slots, fill_initial, logical_names
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen_norms
@@ -80,12 +80,12 @@ class Engine:
         self._recorder = Recorder(mesh.device)
         self._interpreter = Interpreter(
             {stage.index: stage for stage in stages},
-            channels=Channels(placement(plan), forward=mesh.forward, backward=mesh.backward),
+            channels=Channels(mesh),
             deferral=deferral,
             recorder=self._recorder,
             dtype=torch_dtype(plan.precision.parameter),
             hidden=model.hidden,
-            sequence_split=plan.tp if plan.sequence_parallel else 1,
+            sequence_split=mesh.tensor.size if plan.sequence_parallel else 1,
             masks=masks,
             lowest_trained=lowest_trained,
         )
@@ -108,7 +108,7 @@ class Engine:
         """
         model = from_config(config, name=str(config.get("_name_or_path") or "model"))
         deferral = Deferral()
-        own = {i: _causal_lm(config, plan) for i in stages_of_rank(plan, mesh.coordinates.pp)}
+        own = {i: _causal_lm(config, plan, mesh) for i in stages_of_rank(plan, mesh.coordinates.pp)}
         names = logical_names(next(iter(own.values())), model)
         frozen = frozen_names(freeze, names, model)
         lowest = min(stages_of(name, plan, model)[0] for name in names - frozen)
@@ -156,7 +156,9 @@ class Engine:
     def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         """One optimizer step on this replica's micro-batches; collective over all ranks.
 
-        Ranks that differ only in tensor or pipeline coordinates pass the same micro-batches.
+        Ranks that differ only in tensor or pipeline coordinates pass the same micro-batches. Where
+        stages differ in their data degrees, each of a stage's data ranks passes an equal share of
+        the rows of every micro-batch: the first ones, the next ones, and so on.
         """
         self.mesh.counters.reset()
         self._recorder.begin()
@@ -200,7 +202,8 @@ class Engine:
     def evaluate(self, microbatches: Sequence[MicroBatch]) -> tuple[float, int]:
         """Summed loss and trained tokens over all replicas' micro-batches, without gradients.
 
-        Replicas may pass different numbers of micro-batches, none included.
+        Replicas may pass different numbers of micro-batches, none included, if all stages have the
+        same degrees.
         """
         prepared, tokens = self._prepare(microbatches)
         prepared += self._idle(len(prepared))
@@ -217,12 +220,12 @@ class Engine:
         if any(microbatch.documents for microbatch in microbatches):
             rule = "documents of one row would share the frequencies of the longest"
             require_fixed_rotary(self.stages[0].causal_lm, rule, "rows of one document each")
-        first = self.mesh.coordinates.dp * sum(len(m.input_ids) for m in microbatches)
-        mine = []
+        mine, start, stage = [], 0, self.plan.stages[self.mesh.coordinates.pp]
         for microbatch in microbatches:
-            own = own_tokens(microbatch, self.plan, self.mesh.coordinates.cp)
-            mine.append(replace(own, first=first))
-            first += len(microbatch.input_ids)
+            own = own_tokens(microbatch, self.plan, self.mesh.coordinates)
+            rows = len(microbatch.input_ids)
+            mine.append(replace(own, first=start + self.mesh.coordinates.dp * rows))
+            start += stage.data * rows
         tokens = self._count_tokens(mine)
         return [microbatch.to(self.mesh.device) for microbatch in mine], tokens
 
@@ -231,7 +234,7 @@ class Engine:
         if not self.buckets.sharding.divides_values:
             return []
         most = int(self.mesh.shard.all_reduce(torch.tensor([count]), maximum=True))
-        length = sequence_unit(self.plan) // self.plan.cp
+        length = sequence_unit(self.plan) // self.mesh.context.size
         ids = torch.zeros(1, length, dtype=torch.int64, device=self.mesh.device)
         return [MicroBatch(ids, torch.full_like(ids, IGNORED))] * (most - count)
 
@@ -340,9 +343,9 @@ def _rows(
     return with_communication(build_program(schedule, num_ranks, num_microbatches, chunks)).actions
 
 
-def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
+def _causal_lm(config: Mapping[str, Any], plan: Plan, mesh: Mesh) -> nn.Module:
     causal_lm = skeleton(config)
-    if plan.cp > 1:
+    if mesh.context.size > 1:
         rule = "under context parallelism the frequencies of all ranks must be the same"
         require_fixed_rotary(causal_lm, rule, "cp=1")
     if plan.precision.parameter == "fp64":
@@ -351,12 +354,12 @@ def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
 
 
 def _masks(plan: Plan, mesh: Mesh, seed: int) -> Masks:
-    is_split = plan.sequence_parallel and plan.tp > 1
+    is_split = plan.sequence_parallel
     return Masks(
         seed,
-        num_parts=plan.tp if is_split else 1,
+        num_parts=mesh.tensor.size if is_split else 1,
         part_index=mesh.tensor.index if is_split else 0,
-        context_size=plan.cp,
+        context_size=mesh.context.size,
         device=mesh.device,
     )
 

@@ -9,8 +9,10 @@ Axes: tensor (tp), data (dp), pipeline (pp). Beside them stand the groups that a
 * `tie`: first and last stage, which both hold a tied embedding;
 * `copies`: tensor ranks that hold the same KV head when there are more ranks than KV heads;
 * `shard` and `replicas`: the data axis in two, for ZeRO: ranks that divide one copy of the state,
-  and ranks that hold the same part of it;
-* `norm`: the ranks whose parts of the gradient add up to the whole.
+  and ranks that hold the same part of it.
+
+Stages may have degrees of their own: each of these groups is then made per stage, a message goes to
+any rank of the next stage, and the tie joins all ranks of both ends.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import torch.distributed as dist
 from triptych.errors import PlanError
 from triptych.plan.launch import launch_problem
 from triptych.plan.plan import Plan
-from triptych.plan.ranks import Coordinates, axis_groups, coordinates, placement
+from triptych.plan.ranks import Coordinates, axis_groups, coordinates
+from triptych.plan.transfer import pipeline_groups, tie_groups
 from triptych.runtime.comm import Communicator, Counters
 from triptych.runtime.strict import StrictCommunicator
 
@@ -48,7 +51,6 @@ class Mesh:
     backward: tuple[Communicator, Communicator]
     tie: Communicator
     copies: Communicator
-    norm: Communicator
     world: Communicator
 
     @classmethod
@@ -71,10 +73,6 @@ class Mesh:
         if world != plan.world_size:
             raise PlanError(launch_problem(plan, world, "SCRIPT"))
         maker = _GroupMaker(rank, timeout_s, Counters(), strict)
-        first, last = placement(plan)[0], placement(plan)[-1]
-        ends = [(g[first], g[last]) if first != last else g[:1] for g in axis_groups(plan, "pp")]
-        everyone = tuple(range(world))
-        reduced = [everyone] if plan.zero else axis_groups(plan, "tp-pp")
         data = maker.make("data", axis_groups(plan, "cp-dp"))
         shard, replicas = _sharing(maker, plan, data)
         return cls(
@@ -90,10 +88,9 @@ class Mesh:
             replicas=replicas,
             forward=_both_ways(maker, plan),
             backward=_both_ways(maker, plan),
-            tie=maker.make("tie", ends),
+            tie=maker.make("tie", tie_groups(plan)),
             copies=maker.make("tensor", _copy_groups(plan, kv_heads)),
-            norm=maker.make("scalar", reduced),
-            world=maker.make("scalar", [everyone]),
+            world=maker.make("scalar", [range(world)]),
         )
 
 
@@ -101,21 +98,29 @@ def _sharing(
     maker: _GroupMaker, plan: Plan, data: Communicator
 ) -> tuple[Communicator, Communicator]:
     """Ranks that divide one copy of the state among them, and ranks with the same part of it."""
-    size, alone = plan.shards, Communicator("data", (maker.rank,), 0, None, maker.counters)
+    alone = Communicator("data", (maker.rank,), 0, None, maker.counters)
+    cuts, strides = [], []
+    for pp_index, group in _data_groups(plan):
+        size = plan.shards_of(plan.stages[pp_index])
+        if 1 < size < len(group):
+            cuts += [group[start : start + size] for start in range(0, len(group), size)]
+            strides += [group[start::size] for start in range(size)]
+    made = maker.make("data", cuts), maker.make("data", strides)
+    size = plan.shards_of(plan.stages[coordinates(plan, maker.rank).pp])
     if size == data.size:
         return data, alone
-    if size == 1:
-        return alone, data
-    groups = axis_groups(plan, "cp-dp")
-    cuts = [group[start : start + size] for group in groups for start in range(0, data.size, size)]
-    strides = [group[start::size] for group in groups for start in range(size)]
-    return maker.make("data", cuts), maker.make("data", strides)
+    return (alone, data) if size == 1 else made
+
+
+def _data_groups(plan: Plan) -> list[tuple[int, tuple[int, ...]]]:
+    """Each group of the data axis with its pipeline rank."""
+    return [(coordinates(plan, group[0]).pp, group) for group in axis_groups(plan, "cp-dp")]
 
 
 def _both_ways(maker: _GroupMaker, plan: Plan) -> tuple[Communicator, Communicator]:
     """Along the pipeline to higher ranks and to lower ones; with one stage a rank they are one."""
-    up = maker.make("pipeline", axis_groups(plan, "pp"))
-    return up, maker.make("pipeline", axis_groups(plan, "pp")) if plan.chunks > 1 else up
+    up = maker.make("pipeline", pipeline_groups(plan))
+    return up, maker.make("pipeline", pipeline_groups(plan)) if plan.chunks > 1 else up
 
 
 class _GroupMaker:
@@ -133,19 +138,18 @@ class _GroupMaker:
             group = dist.new_group(list(ranks), timeout=self._timeout) if len(ranks) > 1 else None
             if self.rank in ranks:
                 mine = self._kind(axis, ranks, ranks.index(self.rank), group, self.counters)
-        if mine is None:  # an inner pipeline rank has no part in the tie
+        if mine is None:  # the groups are those of other stages
             return Communicator(axis, (self.rank,), 0, None, self.counters)
         return mine
 
 
 def _copy_groups(plan: Plan, kv_heads: int | None) -> list[tuple[int, ...]]:
     """Tensor ranks that share one KV head: consecutive ones of each tensor group."""
-    copies = plan.tp // kv_heads if kv_heads and plan.tp > kv_heads else 1
-    return [
-        group[start : start + copies]
-        for group in axis_groups(plan, "tp")
-        for start in range(0, plan.tp, copies)
-    ]
+    groups = []
+    for group in axis_groups(plan, "tp"):
+        copies = len(group) // kv_heads if kv_heads and len(group) > kv_heads else 1
+        groups += [group[start : start + copies] for start in range(0, len(group), copies)]
+    return groups
 
 
 def local_device() -> torch.device:

@@ -17,6 +17,7 @@ from ranks import run_ranks
 from triptych.errors import ModelError
 from triptych.plan.families import FAMILIES as FAMILY_ROWS
 from triptych.plan.plan import Plan
+from triptych.plan.ranks import coordinates
 from triptych.runtime.build.zoo import ALLOWED, skeleton
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -65,7 +66,7 @@ def _reference(family: str, uneven: bool) -> Reference:
 def _ours(plan: Plan, config: dict[str, Any]) -> Any:
     """Loss, gradients and weights of this rank: (name, box, values)."""
     engine = make_engine(plan, config)
-    microbatches = split(batch_of(0, 4, 24, config["vocab_size"]), plan, 0)
+    microbatches = split(batch_of(0, 4, 24, config["vocab_size"]), plan, coordinates(plan, 0))
     part, _ = engine.gradients(microbatches)
     loss = float(engine.mesh.world.all_reduce(part.clone()))
     slots = engine.buckets.slots
