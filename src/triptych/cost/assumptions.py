@@ -69,7 +69,11 @@ def _bubble(plan: Plan, simulated: bool) -> Iterator[str]:
     if not has_one_spread(plan):
         yield "between stages with other degrees each slice travels once and is gathered there"
     if TRAITS[plan.schedule].splits_backward:
-        yield "all ranks meet before the optimizer (gradient norm): their skew counts as bubble"
+        is_late = TRAITS[plan.schedule].validates_late
+        meeting = "at the end of the step" if is_late else "before the optimizer (gradient norm)"
+        yield f"all ranks meet {meeting}: their skew counts as bubble"
+        if is_late:
+            yield "between steps without clipping the next step's forwards fill that skew"
     if plan.schedule == "dualpipe-v":
         yield "a forward and a backward run one after the other, not at the same time"
     if not simulated:

@@ -74,7 +74,7 @@ class Pending:
         works: Sequence[Any],
         result: torch.Tensor,
         count: Count,
-        finish: Callable[[], None] | None = None,
+        finish: Callable[[], object] | None = None,
         buffers: Sequence[torch.Tensor] = (),
     ) -> None:
         self._works: Sequence[Any] | None = works
@@ -161,13 +161,18 @@ class Communicator:
         """
         return self.start_all_reduce(tensor, maximum).wait()
 
-    def start_all_reduce(self, tensor: torch.Tensor, maximum: bool = False) -> Pending:
-        """As `all_reduce`, under way until `wait`."""
+    def start_all_reduce(
+        self,
+        tensor: torch.Tensor,
+        maximum: bool = False,
+        finish: Callable[[], object] | None = None,
+    ) -> Pending:
+        """As `all_reduce`, under way until `wait`, which ends with `finish`."""
         if self.size == 1:
-            return self._done(tensor)
+            return Pending((), tensor, self._count, finish)
         self._counted(2 * (self.size - 1) / self.size * tensor.nbytes)
         op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-        return self._pending([self._launch_all_reduce(tensor, op)], tensor)
+        return self._pending([self._launch_all_reduce(tensor, op)], tensor, finish)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's 1/n of the sum of `tensor` over the group (along dimension 0).
@@ -284,7 +289,7 @@ class Communicator:
         sends: Sequence[tuple[torch.Tensor, int]],
         receives: Sequence[tuple[torch.Tensor, int]],
         result: torch.Tensor,
-        finish: Callable[[], None] | None = None,
+        finish: Callable[[], object] | None = None,
     ) -> Pending:
         """Messages to and from several members, one each at most, as one batch.
 
@@ -360,7 +365,7 @@ class Communicator:
         self,
         works: Sequence[Any],
         result: torch.Tensor,
-        finish: Callable[[], None] | None = None,
+        finish: Callable[[], object] | None = None,
         buffers: Sequence[torch.Tensor] = (),
     ) -> Pending:
         return Pending(works, result, self._count, finish, buffers)

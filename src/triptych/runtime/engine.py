@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,17 +27,20 @@ from triptych.runtime.build.slots import collect_slots, fill_initial, logical_na
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen_norms
 from triptych.runtime.build.zoo import require_fixed_rotary, skeleton
+from triptych.runtime.comm import Pending
 from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.live import LiveBytes, live_bytes, live_dtypes
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.pieces import weight_shards
 from triptych.runtime.data.sharding import Sharding
 from triptych.runtime.data.units import Residence, units_of
+from triptych.runtime.data.validation import LateValidation
 from triptych.runtime.dropout import Masks, place_dropout
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.microbatch import MicroBatch, own_tokens
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.pipeline.interpreter import Interpreter
+from triptych.runtime.pipeline.rows import program_of
 from triptych.runtime.precision import dtype_name, torch_dtype
 from triptych.runtime.record import Recorder
 from triptych.runtime.replicas import differing_replicas
@@ -48,9 +50,9 @@ from triptych.runtime.shard import Shard
 from triptych.runtime.tensor.linear import Deferral
 from triptych.runtime.tensor.loss import IGNORED
 from triptych.schedule.action import Action, Kind
-from triptych.schedule.generate import build_program
-from triptych.schedule.passes import with_communication, without_frozen
+from triptych.schedule.passes import without_frozen
 from triptych.schedule.timeline import Span, Timeline
+from triptych.schedule.traits import TRAITS
 
 __all__ = ["Engine", "MicroBatch", "OptimizerSettings", "StepResult"]
 
@@ -77,6 +79,7 @@ class Engine:
         self._masks, self._lowest = masks, lowest_trained
         self.frozen = frozen
         self.loss_scale = LossScale(mesh.device) if plan.precision.scales_loss else None
+        self._late = LateValidation(optimizer) if self._goes_ahead() else None
         self._recorder = Recorder(mesh.device)
         self._interpreter = Interpreter(
             {stage.index: stage for stage in stages},
@@ -165,20 +168,31 @@ class Engine:
         loss, tokens = self.gradients(microbatches)
         with self._recorder.span("optimizer"):
             squared = self.optimizer.squared_norm()
-            scalars = self.mesh.world.all_reduce(torch.stack((loss, squared)))
-            scalars[1].sqrt_()
-            told = self._update(scalars[1], learning_rate)
+            scalars = torch.stack((loss, squared))
+            summing = self.mesh.world.start_all_reduce(scalars, finish=scalars[1].sqrt_)
+            told = self._update(summing, learning_rate)
         self._masks.step += 1
-        return StepResult(scalars, tokens, self._times(), self._bytes(), told)
+        return StepResult(summing, tokens, self._times(), self._bytes(), told)
 
-    def _update(self, norm: torch.Tensor, learning_rate: float) -> torch.Tensor | None:
+    def _update(self, scalars: Pending, learning_rate: float) -> torch.Tensor | None:
         """Updates the weights; makes the norm that of gradients without loss scale."""
+        if self._late is not None:
+            self._late.update(learning_rate, scalars)
+            return None
+        norm = scalars.wait()[1]
         if self.loss_scale is None:
             self.optimizer.step(learning_rate, norm)
             return None
         norm.div_(self.loss_scale.value)
         self.optimizer.step(learning_rate, norm, self.loss_scale.value)
         return self.loss_scale.update(norm)
+
+    def _goes_ahead(self) -> bool:
+        """True if updates do not wait for the norm: not with a loss scale or state in host memory,
+        which would have to be put back besides.
+        """
+        is_late = TRAITS[self.plan.schedule].validates_late and self.plan.pp > 1
+        return is_late and self.loss_scale is None and not self.optimizer.is_offloaded
 
     def gradients(self, microbatches: Sequence[MicroBatch]) -> tuple[torch.Tensor, int]:
         """Leaves global gradients in the buckets; this rank's part of the loss, and the tokens.
@@ -189,11 +203,13 @@ class Engine:
         self._set_training(True)
         self.buckets.begin_step()
         scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        points = program_of(self.plan, len(prepared)).looks_back
         losses = self._interpreter.run(
             self._actions(len(prepared)),
             prepared,
             scale / max(tokens, 1),
             self.buckets.begin_final,
+            (points[self.mesh.coordinates.pp], self.settle),
         )
         with self._recorder.span("data_comm"):
             self.buckets.finish()
@@ -205,6 +221,7 @@ class Engine:
         Replicas may pass different numbers of micro-batches, none included, if all stages have the
         same degrees.
         """
+        self.settle()
         prepared, tokens = self._prepare(microbatches)
         prepared += self._idle(len(prepared))
         self._set_training(False)
@@ -249,8 +266,7 @@ class Engine:
                 stage.train(training)
 
     def _actions(self, num_microbatches: int) -> tuple[Action, ...]:
-        plan = self.plan
-        rows = _rows(plan.schedule, plan.pp, num_microbatches, plan.chunks)
+        rows = program_of(self.plan, num_microbatches).rows
         return without_frozen(rows[self.mesh.coordinates.pp], self._lowest)
 
     def _owned_loss(self, losses: torch.Tensor | None) -> torch.Tensor:
@@ -259,10 +275,23 @@ class Engine:
             return torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         return losses.double().sum()
 
+    @property
+    def validates_late(self) -> bool:
+        """True if results should be read a step later: reading one waits for all ranks."""
+        return self._late is not None
+
+    def settle(self) -> bool:
+        """Makes the last update final where it went ahead of the norm; True if weights changed.
+
+        Collective. Done in the next step, and ahead of whatever looks at the weights.
+        """
+        return self._late is not None and self._late.settle()
+
     # ---- what others see ---------------------------------------------------------------------
 
     def shards(self) -> list[Shard]:
         """Everything that a checkpoint holds of this rank: weights, moments, master weights."""
+        self.settle()
         weights = [shard for b in self.buckets.buckets for shard in weight_shards(b)]
         return weights + self.optimizer.shards()
 
@@ -334,13 +363,6 @@ class Engine:
 
     def _bytes(self) -> dict[str, int]:
         return {axis: c.bytes_sent for axis, c in self.mesh.counters.by_axis.items()}
-
-
-@lru_cache(maxsize=16)  # a program takes milliseconds to make and is the same every step
-def _rows(
-    schedule: str, num_ranks: int, num_microbatches: int, chunks: int
-) -> tuple[tuple[Action, ...], ...]:
-    return with_communication(build_program(schedule, num_ranks, num_microbatches, chunks)).actions
 
 
 def _causal_lm(config: Mapping[str, Any], plan: Plan, mesh: Mesh) -> nn.Module:

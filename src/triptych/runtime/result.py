@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.runtime.comm import Pending
 from triptych.runtime.scaling import Scaling, read
 
 
@@ -13,7 +14,7 @@ from triptych.runtime.scaling import Scaling, read
 class StepResult:
     """What a step gives back; `loss` and `grad_norm` are read from the device when asked for."""
 
-    scalars: torch.Tensor
+    scalars: Pending  # loss and norm
     tokens: int
     time_s: dict[str, float]
     bytes_sent: dict[str, int]
@@ -22,12 +23,12 @@ class StepResult:
     @property
     def loss(self) -> float:
         """Mean cross-entropy over all trained tokens of the global batch."""
-        return float(self.scalars[0])
+        return float(self.scalars.wait()[0])
 
     @property
     def grad_norm(self) -> float:
         """Global gradient norm before clipping; each parameter counts once."""
-        return float(self.scalars[1])
+        return float(self.scalars.wait()[1])
 
     @property
     def scaling(self) -> Scaling | None:

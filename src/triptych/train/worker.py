@@ -229,7 +229,7 @@ class _Rank:
             status=self._status,
             reporter=reporter,
             metrics=Metrics(self._run.metrics, self._plan.short()) if self._rank == 0 else None,
-            lag=1 if engine.mesh.device.type == "cuda" else 0,
+            lag=int(engine.mesh.device.type == "cuda" or engine.validates_late),
         )
 
     def _stream(self) -> Stream:
