@@ -75,7 +75,7 @@ def gradients_of(
     engine = make_engine(plan, config, router, clip_norm=0.0)  # clipping scales gradients
     set_weights(engine, change)
     rows = batch_of(0, sequences, length, VOCAB)
-    result = engine.step(split(rows, plan, engine.mesh.coordinates.dp), 0.0)
+    result = engine.step(split(rows, plan, engine.mesh.coordinates), 0.0)
     slots = engine.buckets.slots
     return {
         "loss": result.loss,

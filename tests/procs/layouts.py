@@ -11,6 +11,8 @@ from ranks import STRICT
 
 from triptych.model.hf import from_config
 from triptych.plan.plan import Plan, Precision
+from triptych.plan.ranks import Coordinates
+from triptych.plan.share import Share
 from triptych.runtime.engine import Engine, MicroBatch, OptimizerSettings, RouterSettings
 from triptych.runtime.mesh import Mesh
 
@@ -58,11 +60,9 @@ def batch_of(seed: int, sequences: int, length: int, vocab: int) -> list[tuple[A
     return rows
 
 
-def split(rows: Sequence[tuple[Any, Any]], plan: Plan, dp_index: int) -> list[MicroBatch]:
+def split(rows: Sequence[tuple[Any, Any]], plan: Plan, at: Coordinates) -> list[MicroBatch]:
     """This replica's part of a global batch, cut into micro-batches."""
-    share = len(rows) // plan.dp
-    mine = rows[dp_index * share : (dp_index + 1) * share]
-    cut = [mine[i : i + plan.microbatch] for i in range(0, len(mine), plan.microbatch)]
+    cut = [[rows[place] for place in chunk] for chunk in Share.of(plan, at).chunks(len(rows))]
     return [
         MicroBatch(torch.stack([r[0] for r in part]), torch.stack([r[1] for r in part]))
         for part in cut
@@ -103,7 +103,7 @@ def train(
     pieces = []
     for step in range(steps):
         rows = batch_of(step, sequences, length, config["vocab_size"])
-        microbatches = split(rows, plan, engine.mesh.coordinates.dp)
+        microbatches = split(rows, plan, engine.mesh.coordinates)
         if gradients and step == 0:
             engine.gradients(microbatches)
             pieces += _gradient_parts(engine)

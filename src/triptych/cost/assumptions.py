@@ -12,6 +12,7 @@ from triptych.cost.rates import Rates
 from triptych.cost.sharded import HIDDEN
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
+from triptych.plan.transfer import has_one_spread
 from triptych.schedule.traits import TRAITS
 
 
@@ -53,11 +54,11 @@ def _communication(plan: Plan, rates: Rates) -> Iterator[str]:
         yield "communication does not overlap with compute: both need the processor"
     else:
         yield f"links attain {LINK_EFFICIENCY:.0%} of the sheet, unless measured"
-    if plan.dp * plan.cp > 1 and plan.zero < 2:
+    if any(stage.data * stage.context > 1 for stage in plan.stages) and plan.zero < 2:
         yield "gradients reduce behind the last micro-batch's backward; the last bucket is exposed"
     if plan.zero >= 2:
         yield f"ZeRO-{plan.zero} traffic hides behind compute, at most {HIDDEN:.0%} of it"
-    if plan.ep > 1:
+    if any(stage.expert > 1 for stage in plan.stages):
         yield "tokens spread evenly over experts"
 
 
@@ -65,8 +66,14 @@ def _bubble(plan: Plan, simulated: bool) -> Iterator[str]:
     if plan.pp == 1:
         return
     yield "messages travel while ranks compute; their latency is in pipeline_comm"
+    if not has_one_spread(plan):
+        yield "between stages with other degrees each slice travels once and is gathered there"
     if TRAITS[plan.schedule].splits_backward:
-        yield "all ranks meet before the optimizer (gradient norm): their skew counts as bubble"
+        is_late = TRAITS[plan.schedule].validates_late
+        meeting = "at the end of the step" if is_late else "before the optimizer (gradient norm)"
+        yield f"all ranks meet {meeting}: their skew counts as bubble"
+        if is_late:
+            yield "between steps without clipping the next step's forwards fill that skew"
     if plan.schedule == "dualpipe-v":
         yield "a forward and a backward run one after the other, not at the same time"
     if not simulated:

@@ -14,7 +14,9 @@ from triptych.cost.shard import copies_of
 from triptych.cost.sharded import sharded_pass
 from triptych.cost.storage import Storage
 from triptych.cost.sync import Axes, Tail, step_tail
+from triptych.cost.transfer import Hop, hop
 from triptych.plan.plan import Plan, Stage
+from triptych.plan.transfer import Spread
 from triptych.schedule.program import Program
 from triptych.schedule.traits import TRAITS
 
@@ -36,7 +38,13 @@ class Frame:
         """The frame of a plan."""
         shared = Setting.of(plan)
         settings = tuple(
-            shared._replace(tensor=s.tensor, context=s.context, expert=s.expert)
+            shared._replace(
+                tensor=s.tensor,
+                context=s.context,
+                expert=s.expert,
+                sequence_parallel=plan.sequence_parallel and s.tensor > 1,
+                microbatch=plan.microbatch_of(s),
+            )
             for s in plan.stages
         )
         count = plan.num_microbatches(pricer.workload.global_batch)
@@ -117,11 +125,27 @@ class Frame:
         """Seconds of the slowest message between neighbouring stages."""
         if self.num_ranks == 1:
             return 0.0
-        stride = self.stages[0].num_devices
-        group = self.pricer.group(self.num_ranks, stride)
+        group = self.pricer.group(self.num_ranks, max(s.num_devices for s in self.stages))
         return max(
-            group.send_s(self.pricer.site(setting).message_bytes(setting))
-            for setting in dict.fromkeys(self.settings)
+            group.send_s(hop.sent_bytes)
+            + self.pricer.site(self.settings[hop.target]).tensor.gather_s(hop.gathered_bytes)
+            for hop in self.hops
+        )
+
+    @cached_property
+    def hops(self) -> tuple[Hop, ...]:
+        """The messages of a micro-batch between pipeline ranks, forward and backward."""
+        spreads = [
+            Spread(s.data, s.context, s.tensor, setting.sequence_parallel)
+            for s, setting in zip(self.stages, self.settings, strict=True)
+        ]
+        sites = [self.pricer.site(setting) for setting in self.settings]
+        pairs = [(a, a + 1) for a in range(len(self.stages) - 1)]
+        return tuple(
+            hop(source, target, spreads, self.settings, sites)
+            for a, b in pairs
+            if self.placement[a] != self.placement[b]
+            for source, target in ((a, b), (b, a))
         )
 
     def axes(self, stage_index: int) -> Axes:
@@ -146,9 +170,9 @@ class Frame:
         """True if all stages share their state over equally many ranks."""
         return len({(s.data, s.context, s.expert) for s in self.stages}) == 1
 
-    def _storage(self, storage: Storage, index: int) -> Storage:
+    def storage(self, storage: Storage, index: int) -> Storage:
         """A plan's storage for one stage: the first stage's, but for its own ranks."""
-        if self.is_uniform:
+        if self.is_uniform or storage.is_hybrid:
             return storage
         stage = self.stages[index]
         ranks = stage.data * stage.context
@@ -176,7 +200,7 @@ class Frame:
         if storage.zero < 2:
             return 0.0, 0.0
         cost, stage = self.costs[stage_index], self.stages[stage_index]
-        storage = self._storage(storage, stage_index)
+        storage = self.storage(storage, stage_index)
         exposed = sharded_pass(
             cost.holdings,
             cost.num_units,
@@ -198,7 +222,7 @@ class Frame:
         cost, setting = self.costs[index], self.settings[index]
         return step_tail(
             cost.holdings,
-            self._storage(storage, index),
+            self.storage(storage, index),
             self.axes(index),
             last_backward_s=cost.backward_s,
             sequence_parallel=setting.sequence_parallel,
@@ -225,7 +249,7 @@ class Frame:
         return rank_memory(
             [self.costs[stage] for stage in self.stages_of(rank)],
             self.peaks(schedule)[rank],
-            self._storage(storage, rank),
+            self.storage(storage, rank),
             self.exchange_bytes(rank),
             self.is_cpu,
         )
@@ -242,7 +266,7 @@ class Frame:
         return [
             sum(
                 state_bytes(
-                    [self.costs[s] for s in self.stages_of(rank)], self._storage(storage, rank)
+                    [self.costs[s] for s in self.stages_of(rank)], self.storage(storage, rank)
                 )
             )
             for rank in self.distinct

@@ -23,6 +23,7 @@ class Storage(NamedTuple):
     is_offloaded: bool
     accumulation: str
     converts: bool = False  # gradients are copied to another dtype to travel
+    is_hybrid: bool = False  # `shards` are the same for every stage, however many ranks it has
 
     @property
     def reduces_each(self) -> bool:
@@ -54,4 +55,5 @@ class Storage(NamedTuple):
             is_offloaded=plan.offload == "optimizer",
             accumulation=plan.accumulation,
             converts=precision.reduction != precision.gradient,
+            is_hybrid=plan.hybrid_shard > 0,
         )

@@ -5,8 +5,6 @@ Ring-optimal: an all-reduce of S sends 2 (n-1)/n S, a gather or scatter (n-1)/n 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from triptych.cost.collectives import all_reduce_bytes, gather_bytes
@@ -131,11 +129,6 @@ def _data_bytes(
     )
 
 
-def messages(rank: int, placement: Sequence[int]) -> int:
-    """Messages that a pipeline rank sends per micro-batch, both directions and all chunks."""
-    return sum((a == rank) + (b == rank) for a, b in pairwise(placement) if a != b)
-
-
 def frame_traffic(frame: Frame, storage: Storage, schedule: str = "1f1b") -> Traffic:
     """The most that any rank sends in a step, axis by axis."""
     most = Traffic()
@@ -150,10 +143,13 @@ def rank_traffic(frame: Frame, storage: Storage, rank: int, schedule: str = "1f1
     for index in frame.stages_of(rank):
         total = total.plus(_stage_traffic(frame, index), frame.num_microbatches)
         total = total.plus(_step_traffic(frame, storage, schedule, index, rank))
-    setting = frame.settings[rank]
-    sent = messages(rank, frame.placement) * frame.num_microbatches
-    size_bytes = frame.pricer.site(setting).message_bytes(setting)
-    return total.plus(Traffic(pipeline=sent * size_bytes))
+    for hop in frame.hops:
+        count, tensor = frame.num_microbatches, frame.stages[hop.target].tensor
+        if frame.placement[hop.source] == rank:
+            total = total.plus(Traffic(pipeline=hop.sent_bytes), count)
+        if frame.placement[hop.target] == rank:
+            total = total.plus(Traffic(tensor=gather_bytes(tensor, hop.gathered_bytes)), count)
+    return total
 
 
 def _stage_traffic(frame: Frame, index: int) -> Traffic:
@@ -172,11 +168,11 @@ def _stage_traffic(frame: Frame, index: int) -> Traffic:
 
 def _step_traffic(frame: Frame, storage: Storage, schedule: str, index: int, rank: int) -> Traffic:
     stage, setting = frame.stages[index], frame.settings[index]
-    refetched = Gathered()
+    storage, refetched = frame.storage(storage, index), Gathered()
     if storage.zero >= 3 and storage.shards > 1:
         refetched = gathered(frame, storage, schedule, index, rank)
     ranks = stage.data * stage.context
-    return step_traffic(
+    traffic = step_traffic(
         frame.costs[index].holdings,
         storage,
         tensor=stage.tensor,
@@ -187,3 +183,14 @@ def _step_traffic(frame: Frame, storage: Storage, schedule: str, index: int, ran
         num_microbatches=frame.num_microbatches,
         refetched=refetched,
     )
+    return traffic._replace(tie=_tie_bytes(frame, storage, index)) if traffic.tie else traffic
+
+
+def _tie_bytes(frame: Frame, storage: Storage, index: int) -> float:
+    """What a rank of one end of a tied model sends of its table's gradients: on average, what the
+    ranks of the other end hold, over the ranks of its own.
+    """
+    other = len(frame.stages) - 1 - index
+    asking, asked = frame.stages[other], frame.stages[index]
+    held = frame.costs[other].holdings.tied / frame.storage(storage, other).divisor
+    return held * storage.reduction_bytes * asking.num_devices / asked.num_devices

@@ -12,6 +12,7 @@ to more than an early one, and each pair of chunks together attends to the same 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -44,10 +45,19 @@ def pieces(length: int, size: int, index: int, method: str = "ring") -> tuple[Pi
 
 
 def sequence_unit(plan: Plan) -> int:
-    """Rows are padded to a multiple of this, to divide over context and tensor ranks."""
-    split = plan.tp if plan.sequence_parallel else 1
-    chunks = 2 if plan.cp > 1 and plan.context_method == "ring" else 1
-    return split * plan.cp * chunks
+    """Rows are padded to a multiple of this, to divide over every stage's ranks."""
+    split = plan.sequence_parallel
+    units = (
+        stage_unit(stage.context, stage.tensor if split else 1, plan.context_method)
+        for stage in plan.stages
+    )
+    return math.lcm(*units)
+
+
+def stage_unit(context: int, split: int, method: str) -> int:
+    """What a row is a multiple of to divide over context ranks, and then into `split` parts."""
+    chunks = 2 if context > 1 and method == "ring" else 1
+    return split * context * chunks
 
 
 class Reach(NamedTuple):

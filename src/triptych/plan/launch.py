@@ -8,7 +8,13 @@ from triptych.plan.plan import Plan
 
 def degrees(plan: Plan) -> str:
     """The equation of a plan's ranks: `TP=2 x PP=1 x CP=1 x DP=2 = 4`."""
-    return f"TP={plan.tp} x PP={plan.pp} x CP={plan.cp} x DP={plan.dp} = {plan.world_size}"
+    if plan.is_uniform:
+        text = f"TP={plan.tp} x PP={plan.pp} x CP={plan.cp} x DP={plan.dp}"
+    else:
+        text = " + ".join(
+            f"TP={s.tensor} x CP={s.context} x DP={s.data}" for s in plan.stages[: plan.pp]
+        )
+    return f"{text} = {plan.world_size}"
 
 
 def launch_problem(plan: Plan, processes: int, command: str) -> Problem:

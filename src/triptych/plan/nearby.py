@@ -81,6 +81,14 @@ def nearest_multiples(value: int, unit: int) -> list[int]:
     return [count for count in (below, below + unit) if count > 0]
 
 
+def listed(values: list[int] | range, most: int = 16) -> str:
+    """Numbers with commas, the middle left out when there are many."""
+    shown = [str(value) for value in values]
+    if len(shown) > most:
+        shown = [*shown[: most - 1], "...", shown[-1]]
+    return ", ".join(shown)
+
+
 def works(asked: Asked, *frees: tuple[str, ...], most: int = 3) -> str:
     """The nearest settings that work, changing only some axes: the first of `frees` that can.
 

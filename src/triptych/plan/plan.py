@@ -156,13 +156,12 @@ class Plan:
         """Layers that the stages hold together."""
         return sum(stage.num_layers for stage in self.stages)
 
-    @property
-    def shards(self) -> int:
-        """Ranks that divide one copy of the model's state among them: 1 without ZeRO.
+    def shards_of(self, stage: Stage) -> int:
+        """Ranks that divide one copy of a stage's state among them: 1 without ZeRO.
 
         Context ranks share it with data ranks: both see other tokens of the global batch.
         """
-        return (self.hybrid_shard or self.dp * self.cp) if self.zero else 1
+        return (self.hybrid_shard or stage.data * stage.context) if self.zero else 1
 
     @property
     def reduces_each(self) -> bool:
@@ -179,21 +178,34 @@ class Plan:
         """True if the backward runs a layer, or its attention, again."""
         return self.recompute != "none" and layer % self.recompute_every == 0
 
+    @property
+    def round_rows(self) -> int:
+        """Sequences of one micro-batch over all data ranks; `microbatch` is the first stage's."""
+        return self.microbatch * self.dp
+
+    def microbatch_of(self, stage: Stage) -> int:
+        """Sequences of one micro-batch on a data rank of a stage; legality says if this divides."""
+        return self.round_rows // stage.data
+
     def num_microbatches(self, global_batch: int) -> int:
-        """Micro-batches a step of each pipeline; legality says when this divides."""
-        return global_batch // (self.microbatch * self.dp)
+        """Micro-batches a step, the same on every stage; legality says when this divides."""
+        return global_batch // self.round_rows
 
     def with_(self, **changes: Any) -> Plan:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
     def short(self) -> str:
-        """The degrees in one line: `tp=2,pp=2,dp=1,zero=1,microbatch=1`, non-defaults only."""
-        words = [f"tp={self.tp}", f"pp={self.pp}", f"dp={self.dp}"]
-        words += [f"cp={self.cp}"] if self.cp > 1 else []
-        if self.cp > 1 and self.context_method != "ring":
-            words.append(f"context_method={self.context_method}")
-        words += [f"ep={self.ep}"] if self.ep > 1 else []
+        """The degrees in one line: `tp=2,pp=2,dp=1,zero=1,microbatch=1`, non-defaults only.
+
+        Degrees that differ are given by pipeline rank, `tp=2+1`; devices are left out.
+        """
+        words = [f"tp={self._degrees('tensor')}", f"pp={self.pp}", f"dp={self._degrees('data')}"]
+        if self._degrees("context") != "1":
+            words.append(f"cp={self._degrees('context')}")
+            is_ring = self.context_method == "ring"
+            words += [] if is_ring else [f"context_method={self.context_method}"]
+        words += [f"ep={self._degrees('expert')}"] if self._degrees("expert") != "1" else []
         words += [f"zero={self.zero}"] if self.zero else []
         words += [f"hybrid_shard={self.hybrid_shard}"] if self.hybrid_shard else []
         words += ["sp=1"] if self.sequence_parallel else []
@@ -209,6 +221,11 @@ class Plan:
         if tuple(counts) != even_split(sum(counts), len(counts)):
             words.append("layers=" + "+".join(map(str, counts)))
         return ",".join(words)
+
+    def _degrees(self, name: str) -> str:
+        """A degree of all pipeline ranks, or of each: `2`, `2+1`."""
+        values = [getattr(stage, name) for stage in self.stages[: self.pp]]
+        return str(values[0]) if len(set(values)) == 1 else "+".join(map(str, values))
 
 
 def even_split(total: int, parts: int) -> tuple[int, ...]:

@@ -18,18 +18,19 @@ from triptych.plan.fields import DTYPES, PRECISION, RANK_ORDER
 from triptych.plan.nearby import (
     Asked,
     divisors,
+    listed,
     nearest_multiples,
     splits_heads,
     tensor_limit,
     usable_tensor_degrees,
     works,
 )
-from triptych.plan.plan import Plan, Stage, even_split
-from triptych.plan.ranks import placement
+from triptych.plan.plan import Plan
 from triptych.plan.routing import expert_shard_problems
 from triptych.plan.settings import setting_problems
+from triptych.plan.stage_rules import STAGE_RULES
 from triptych.plan.workload import Workload
-from triptych.schedule.traits import TRAITS, chunks_problem, microbatches_problem
+from triptych.schedule.traits import TRAITS, microbatches_problem
 
 __all__ = [
     "batch_problem",
@@ -93,66 +94,15 @@ def _stage_counts(plan: Plan) -> Iterator[Problem]:
 # --- stages ------------------------------------------------------------------------------------
 
 
-def _layers(asked: Asked) -> Iterator[Problem]:
-    plan, model = asked.plan, asked.model
-    bounds = [(stage.start, stage.stop) for stage in plan.stages]
-    edges = [0, *(stop for _, stop in bounds)]
-    follows = all(start == edge for (start, _), edge in zip(bounds, edges, strict=False))
-    if follows and edges[-1] == model.num_layers and min(n.num_layers for n in plan.stages) > 0:
-        return
-    stages = len(plan.stages)
-    if stages > model.num_layers:
-        remedy = f"pp x chunks in {_list(range(1, model.num_layers + 1))}"
-    else:
-        remedy = "layers=" + "+".join(map(str, even_split(model.num_layers, stages)))
-    yield Problem(
-        f"the {stages} stages hold layers {', '.join(f'{a}..{b}' for a, b in bounds)} "
-        f"({plan.num_layers} together); {model.name} has {model.num_layers} layers",
-        "stages follow one another from layer 0, none is empty, and no layer is left out",
-        remedy,
-    )
-
-
-def _chunks(asked: Asked) -> Iterator[Problem]:
-    plan = asked.plan
-    is_known = plan.schedule in TRAITS  # `setting_problems` says so otherwise
-    wrong_chunks = chunks_problem(plan.schedule, plan.chunks) if is_known else None
-    if wrong_chunks:
-        yield wrong_chunks
-    if len(plan.stages) % plan.chunks:
-        yield Problem(
-            f"{len(plan.stages)} stages with chunks={plan.chunks}",
-            "stages = pipeline ranks x chunks",
-            "chunks in " + _list(divisors(len(plan.stages))),
-        )
-        return
-    if not is_known or wrong_chunks:
-        return
-    first: dict[int, int] = {}
-    for index, rank in enumerate(placement(plan)):
-        other = first.setdefault(rank, index)
-        if _place(plan.stages[index]) != _place(plan.stages[other]):
-            yield Problem(
-                f"stage {index} has other degrees or devices than stage {other}, but the same "
-                "ranks run both",
-                "the chunks of one pipeline rank have the same degrees and devices",
-                f"data={plan.stages[other].data}, tensor={plan.stages[other].tensor} for both",
-            )
-
-
 def _microbatches(asked: Asked) -> Iterator[Problem]:
     plan, workload = asked.plan, asked.workload
     if workload is None or plan.schedule not in TRAITS or len(plan.stages) % plan.chunks:
         return
-    count, rest = divmod(workload.global_batch, plan.microbatch * plan.dp)
+    count, rest = divmod(workload.global_batch, plan.round_rows)
     if count < 1 or rest:  # `_batch` says so
         return
     if problem := microbatches_problem(plan.schedule, plan.pp, count):
         yield problem
-
-
-def _place(stage: Stage) -> tuple[object, ...]:
-    return stage.data, stage.tensor, stage.context, stage.expert, stage.devices
 
 
 # --- tensor and expert parallelism -------------------------------------------------------------
@@ -167,9 +117,9 @@ def _tensor_remedy(asked: Asked) -> str:
     usable = usable_tensor_degrees(asked.model, limit)
     whole = works(asked, ("tp", "dp"), ("tp", "pp", "dp"), ("tp", "pp", "dp", "microbatch"))
     if asked.cluster is None:
-        return f"tp in {_list(usable)}"
+        return f"tp in {listed(usable)}"
     fitting = [t for t in usable if asked.cluster.num_devices % t == 0]
-    text = f"tp in {_list(fitting)} on {asked.cluster.num_devices} devices"
+    text = f"tp in {listed(fitting)} on {asked.cluster.num_devices} devices"
     return f"{text}; for example {whole}" if whole else text
 
 
@@ -221,34 +171,18 @@ def _experts(asked: Asked) -> Iterator[Problem]:
             yield Problem(
                 f"ep={stage.expert} for {experts.count} experts",
                 "ep divides the number of experts",
-                remedy or f"ep in {_list(divisors(experts.count))}",
+                remedy or f"ep in {listed(divisors(experts.count))}",
             )
         yield from expert_shard_problems(plan, stage)
         if (stage.data * stage.context) % stage.expert:
             yield Problem(
                 f"ep={stage.expert} with dp={stage.data} x cp={stage.context}",
                 "ep divides dp x cp: expert parallelism lives inside them",
-                remedy or f"ep in {_list(divisors(stage.data * stage.context))}",
+                remedy or f"ep in {listed(divisors(stage.data * stage.context))}",
             )
 
 
 # --- devices -----------------------------------------------------------------------------------
-
-
-def _devices(asked: Asked) -> Iterator[Problem]:
-    plan = asked.plan
-    listed = [stage.devices for stage in plan.stages[: plan.pp]]
-    if not any(listed):
-        return
-    ranks = [rank for devices in listed for rank in devices]
-    fits = all(len(d) == s.num_devices for d, s in zip(listed, plan.stages, strict=False))
-    if not fits or sorted(ranks) != list(range(plan.world_size)):
-        yield Problem(
-            f"the stages list devices {', '.join(map(str, listed))} for {plan.world_size} ranks",
-            "if devices are listed, each stage lists data x tensor x context of them and each "
-            f"of ranks 0..{plan.world_size - 1} is in one stage",
-            "no `devices` at all: they then follow the rank order",
-        )
 
 
 def _world(asked: Asked) -> Iterator[Problem]:
@@ -284,10 +218,8 @@ def _equation(plan: Plan) -> str:
 
 
 def _batch(asked: Asked) -> Iterator[Problem]:
-    if asked.workload is None:
-        return
-    for data in sorted({stage.data for stage in asked.plan.stages}):
-        problem = batch_problem(asked.plan, asked.workload.global_batch, data=data)
+    if asked.workload is not None:
+        problem = batch_problem(asked.plan, asked.workload.global_batch)
         if problem:
             yield problem
 
@@ -297,11 +229,13 @@ def _sequence(asked: Asked) -> Iterator[Problem]:
     if workload is None:
         return
     length = workload.sequence_length
-    parts = plan.cp * (plan.tp if plan.sequence_parallel else 1)
-    if length < 1 or length % parts:
-        by = f"cp={plan.cp}" + (f" x tp={plan.tp}" if plan.sequence_parallel else "")
+    for cp, tp in dict.fromkeys((stage.context, stage.tensor) for stage in plan.stages):
+        parts = cp * (tp if plan.sequence_parallel else 1)
+        if length >= 1 and length % parts == 0:
+            continue
+        by = f"cp={cp}" + (f" x tp={tp}" if plan.sequence_parallel else "")
         lengths = " or ".join(f"sequence length {n}" for n in nearest_multiples(length, parts))
-        off = " or sequence_parallel off" if plan.sequence_parallel and not length % plan.cp else ""
+        off = " or sequence_parallel off" if plan.sequence_parallel and not length % cp else ""
         yield Problem(
             f"sequence length {length} over {by}",
             "context and sequence parallelism divide the sequence evenly",
@@ -316,13 +250,11 @@ def _sequence(asked: Asked) -> Iterator[Problem]:
 
 
 _RULES = (
-    _layers,
-    _chunks,
+    *STAGE_RULES,
     _heads,
     _widths,
     _context_heads,
     _experts,
-    _devices,
     _world,
     _batch,
     _microbatches,
@@ -335,16 +267,15 @@ _RULES = (
 
 def unrunnable(plan: Plan, model: Model) -> list[str]:
     """Why a legal plan can be priced but not run today; empty if it runs."""
-    if plan.stages and not plan.is_uniform:
-        return ["stages with degrees or devices of their own", *_unrunnable(plan, model)]
     return list(_unrunnable(plan, model))
 
 
 def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
+    cp = max((stage.context for stage in plan.stages), default=1)
     plain = (
         (
-            plan.cp > 1 and any(block.attention.dropout for block in model.blocks),
-            f"context parallelism (cp={plan.cp}) with dropout of attention weights",
+            cp > 1 and any(block.attention.dropout for block in model.blocks),
+            f"context parallelism (cp={cp}) with dropout of attention weights",
         ),
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),
@@ -358,11 +289,3 @@ def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
         dtype = getattr(plan.precision, key)
         if dtype in DTYPES and dtype not in RUNNABLE_DTYPES:
             yield f"{key} in {dtype}"
-
-
-def _list(values: list[int] | range, most: int = 16) -> str:
-    """Numbers with commas, the middle left out when there are many."""
-    shown = [str(value) for value in values]
-    if len(shown) > most:
-        shown = [*shown[: most - 1], "...", shown[-1]]
-    return ", ".join(shown)

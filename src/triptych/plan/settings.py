@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from triptych.errors import Problem
@@ -25,11 +26,13 @@ def setting_problems(plan: Plan) -> Iterator[Problem]:
         problem = value_problem(key, value, field)
         if problem:
             yield problem
-    if plan.stages and plan.dp > 0 and plan.hybrid_shard > 0 and plan.dp % plan.hybrid_shard:
+    data = [stage.data for stage in plan.stages]
+    if plan.hybrid_shard > 0 and data and min(data) > 0 and math.gcd(*data) % plan.hybrid_shard:
+        degrees = " and ".join(map(str, dict.fromkeys(data)))
         yield Problem(
-            f"hybrid_shard={plan.hybrid_shard} with dp={plan.dp}",
+            f"hybrid_shard={plan.hybrid_shard} with dp={degrees}",
             "the ranks that share one ZeRO shard set divide the data axis",
-            "hybrid_shard in " + ", ".join(map(str, [0, *divisors(plan.dp)])),
+            "hybrid_shard in " + ", ".join(map(str, [0, *divisors(math.gcd(*data))])),
         )
     if plan.accumulation == "reduce_each" and plan.zero in (0, 1):
         yield Problem(

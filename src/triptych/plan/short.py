@@ -1,9 +1,15 @@
-"""The plan in one line: `tp=8,pp=12,dp=1,zero=1,microbatch=1,recompute=full`."""
+"""The plan in one line: `tp=8,pp=12,dp=1,zero=1,microbatch=1,recompute=full`.
+
+A degree may be given for each pipeline rank: `tp=2+1,dp=1+2` is tensor parallelism over 2 ranks,
+then data parallelism over 2. Devices of their own are for the TOML form.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 from triptych.cluster.cluster import Cluster
 from triptych.errors import PlanError, Problem
@@ -17,6 +23,11 @@ from triptych.plan.fields import (
     value_problem,
 )
 from triptych.plan.plan import Plan, Precision
+from triptych.plan.ranks import placement
+from triptych.schedule.traits import TRAITS
+
+STAGE_NAMES = {"tp": "tensor", "dp": "data", "cp": "context", "ep": "expert"}
+"""Degrees that a stage has, by their short names."""
 
 ALIASES = {"sp": "sequence_parallel", "mbs": "microbatch"}
 
@@ -31,20 +42,54 @@ Value = int | bool | str | tuple[int, ...]
 def parse_plan(text: str, model: Model, cluster: Cluster | None = None) -> Plan:
     """The plan that a short form describes, all else at its default.
 
-    A missing `dp` is what the cluster leaves (1 without a cluster), a missing `pp` is the number
-    of `layers`, a missing `precision` is fp32 on CPUs and bf16 elsewhere. Legality for the model
-    is for `rules.verify` to say. Raises PlanError with every word that cannot be read.
+    A missing `dp` is what the cluster leaves (1 without a cluster, and with degrees for each
+    pipeline rank), a missing `pp` is the number of `layers` or of such degrees, a missing
+    `precision` is fp32 on CPUs and bf16 elsewhere. Legality for the model is for `rules.verify` to
+    say. Raises PlanError with every word that cannot be read.
     """
     values = read_words(text)
     layers = values.pop("layers", None)
+    own = _own_degrees(values)
     if isinstance(layers, tuple):
         _fit_layers(layers, values, _count(values, "chunks"))
-    if "dp" not in values and cluster is not None:
+    if "dp" not in values and cluster is not None and not own:
         values["dp"] = _derived_dp(values, cluster)
     word = str(values.pop("precision", default_precision(cluster)))
     counts = layers if isinstance(layers, tuple) else None
-    settings: dict[str, object] = dict(values)
-    return Plan.uniform(model.num_layers, layers=counts, precision=precision(word), **settings)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {key: value for key, value in values.items() if key not in own}
+    plan = Plan.uniform(model.num_layers, layers=counts, precision=precision(word), **settings)
+    return _with_degrees(plan, own) if own else plan
+
+
+def _own_degrees(values: dict[str, Value]) -> dict[str, tuple[int, ...]]:
+    """The degrees that are given for each pipeline rank, whose number is then `pp`.
+
+    Raises PlanError if they disagree about it.
+    """
+    own = {key: value for key, value in values.items() if isinstance(value, tuple)}
+    counts = {len(value) for value in own.values()}
+    if own and counts != {values.setdefault("pp", max(counts))}:
+        given = ",".join(f"{key}={'+'.join(map(str, value))}" for key, value in own.items())
+        raise PlanError(
+            Problem(
+                f"{given} with pp={values['pp']}",
+                "a degree is one number, or one for each of the pp pipeline ranks",
+                f"pp={max(counts)}" if len(counts) == 1 else "",
+            )
+        )
+    return own
+
+
+def _with_degrees(plan: Plan, own: Mapping[str, tuple[int, ...]]) -> Plan:
+    """The plan with degrees by pipeline rank."""
+    if plan.schedule not in TRAITS or len(plan.stages) % plan.chunks:
+        return plan  # the rules say what is wrong with it
+
+    def degrees(owner: int) -> dict[str, Any]:
+        return {STAGE_NAMES[key]: value[owner] for key, value in own.items()}
+
+    owners = zip(plan.stages, placement(plan), strict=True)
+    return plan.with_(stages=tuple(replace(stage, **degrees(owner)) for stage, owner in owners))
 
 
 def default_precision(cluster: Cluster | None) -> str:
@@ -88,6 +133,8 @@ def _read_value(name: str, text: str) -> Value:
         counts = text.split("+")
         return tuple(map(int, counts)) if all(map(str.isdecimal, counts)) else text
     kind = FIELDS[name].kind
+    if name in STAGE_NAMES and re.fullmatch(r"\d+(\+\d+)+", text):
+        return tuple(map(int, text.split("+")))
     if kind is bool:
         return _TRUTH.get(text.lower(), text)
     if kind is int and re.fullmatch(r"-?\d+", text):
@@ -103,6 +150,10 @@ def _value_problems(name: str, value: Value, text: str) -> Iterator[Problem]:
                 "layers are counts from 1 joined by '+', one a stage",
                 "layers=8+8",
             )
+        return
+    if isinstance(value, tuple):
+        problems = (value_problem(name, degree, FIELDS[name]) for degree in value)
+        yield from (problem for problem in problems if problem)
         return
     shown = text if FIELDS[name].kind is not str and isinstance(value, str) else value
     problem = value_problem(name, shown, FIELDS[name])

@@ -75,7 +75,7 @@ class Pending:
         works: Sequence[Any],
         result: torch.Tensor,
         count: Count,
-        finish: Callable[[], None] | None = None,
+        finish: Callable[[], object] | None = None,
         buffers: Sequence[torch.Tensor] = (),
     ) -> None:
         self._works: Sequence[Any] | None = works
@@ -162,13 +162,18 @@ class Communicator:
         """
         return self.start_all_reduce(tensor, maximum).wait()
 
-    def start_all_reduce(self, tensor: torch.Tensor, maximum: bool = False) -> Pending:
-        """As `all_reduce`, under way until `wait`."""
+    def start_all_reduce(
+        self,
+        tensor: torch.Tensor,
+        maximum: bool = False,
+        finish: Callable[[], object] | None = None,
+    ) -> Pending:
+        """As `all_reduce`, under way until `wait`, which ends with `finish`."""
         if self.size == 1:
-            return self._done(tensor)
+            return Pending((), tensor, self._count, finish)
         self._counted(2 * (self.size - 1) / self.size * tensor.nbytes)
         op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-        return self._pending([self._launch_all_reduce(tensor, op)], tensor)
+        return self._pending([self._launch_all_reduce(tensor, op)], tensor, finish)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's 1/n of the sum of `tensor` over the group (along dimension 0).
@@ -295,6 +300,27 @@ class Communicator:
         works = self._launch_shift(tensor, following, out, previous)
         return self._pending(works, out, buffers=[tensor])
 
+    def start_exchange(
+        self,
+        sends: Sequence[tuple[torch.Tensor, int]],
+        receives: Sequence[tuple[torch.Tensor, int]],
+        result: torch.Tensor,
+        finish: Callable[[], object] | None = None,
+    ) -> Pending:
+        """Messages to and from several members, one each at most, as one batch.
+
+        Peers may batch theirs otherwise, as long as each pair agrees. After the wait `finish` has
+        made `result` of what was received.
+        """
+        if sends:
+            self._counted(sum(tensor.nbytes for tensor, _ in sends))
+        works = self._launch_batch(
+            [(tensor, self.ranks[to]) for tensor, to in sends],
+            [(out, self.ranks[source]) for out, source in receives],
+        )
+        buffers = [tensor for tensor, _ in (*sends, *receives)]
+        return self._pending(works, result, finish, buffers)
+
     # ---- what strict mode replaces -----------------------------------------------------------
 
     def _launch_all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
@@ -323,9 +349,16 @@ class Communicator:
     def _launch_shift(
         self, tensor: torch.Tensor, to: int, out: torch.Tensor, source: int
     ) -> list[Any]:
-        send = dist.P2POp(dist.isend, tensor, to, group=self._group)
-        receive = dist.P2POp(dist.irecv, out, source, group=self._group)
-        works: list[Any] = dist.batch_isend_irecv([send, receive])
+        return self._launch_batch([(tensor, to)], [(out, source)])
+
+    def _launch_batch(
+        self,
+        sends: Sequence[tuple[torch.Tensor, int]],
+        receives: Sequence[tuple[torch.Tensor, int]],
+    ) -> list[Any]:
+        operations = [dist.P2POp(dist.irecv, out, rank, self._group) for out, rank in receives]
+        operations += [dist.P2POp(dist.isend, tensor, rank, self._group) for tensor, rank in sends]
+        works: list[Any] = dist.batch_isend_irecv(operations) if operations else []
         return works
 
     # ---- helpers -----------------------------------------------------------------------------
@@ -353,7 +386,7 @@ class Communicator:
         self,
         works: Sequence[Any],
         result: torch.Tensor,
-        finish: Callable[[], None] | None = None,
+        finish: Callable[[], object] | None = None,
         buffers: Sequence[torch.Tensor] = (),
     ) -> Pending:
         return Pending(works, result, self._count, finish, buffers)

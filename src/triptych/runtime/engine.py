@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,17 +17,19 @@ import torch.distributed as dist
 
 from triptych.plan.context import sequence_unit
 from triptych.plan.plan import Plan
-from triptych.plan.ranks import placement
 from triptych.runtime.build.zoo import require_fixed_rotary
+from triptych.runtime.comm import Pending
 from triptych.runtime.data.live import LiveBytes, live_bytes, live_dtypes
 from triptych.runtime.data.optimizer import OptimizerSettings
 from triptych.runtime.data.pieces import weight_shards
+from triptych.runtime.data.validation import LateValidation
 from triptych.runtime.expert.balance import RouterLog, RouterResult, RouterSettings
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.microbatch import MicroBatch, own_tokens
 from triptych.runtime.parts import Parts, make_parts
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.pipeline.interpreter import Interpreter
+from triptych.runtime.pipeline.rows import program_of
 from triptych.runtime.precision import dtype_name, torch_dtype
 from triptych.runtime.record import Recorder
 from triptych.runtime.replicas import differing_replicas
@@ -37,9 +38,9 @@ from triptych.runtime.scaling import LossScale
 from triptych.runtime.shard import Shard
 from triptych.runtime.tensor.loss import IGNORED
 from triptych.schedule.action import Action, Kind
-from triptych.schedule.generate import build_program
-from triptych.schedule.passes import with_communication, without_frozen
+from triptych.schedule.passes import without_frozen
 from triptych.schedule.timeline import Span, Timeline
+from triptych.schedule.traits import TRAITS
 
 __all__ = [
     "Engine",
@@ -61,16 +62,17 @@ class Engine:
         self._masks, self._lowest = parts.masks, parts.lowest_trained
         self.frozen = parts.frozen
         self.loss_scale = LossScale(mesh.device) if plan.precision.scales_loss else None
+        self._late = LateValidation(parts.optimizer) if self._goes_ahead() else None
         self._recorder = Recorder(mesh.device)
         self._router_log = RouterLog(mesh.device) if parts.model.experts else None
         self._interpreter = Interpreter(
             {stage.index: stage for stage in parts.stages},
-            channels=Channels(placement(plan), forward=mesh.forward, backward=mesh.backward),
+            channels=Channels(mesh),
             deferral=parts.deferral,
             recorder=self._recorder,
             dtype=torch_dtype(plan.precision.parameter),
             hidden=parts.model.hidden,
-            sequence_split=plan.tp if plan.sequence_parallel else 1,
+            sequence_split=mesh.tensor.size if plan.sequence_parallel else 1,
             router_log=self._router_log,
             masks=parts.masks,
             lowest_trained=parts.lowest_trained,
@@ -111,21 +113,27 @@ class Engine:
     def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         """One optimizer step on this replica's micro-batches; collective over all ranks.
 
-        Ranks that differ only in tensor or pipeline coordinates pass the same micro-batches.
+        Ranks that differ only in tensor or pipeline coordinates pass the same micro-batches. Where
+        stages differ in their data degrees, each of a stage's data ranks passes an equal share of
+        the rows of every micro-batch: the first ones, the next ones, and so on.
         """
         self.mesh.counters.reset()
         self._recorder.begin()
         loss, tokens = self.gradients(microbatches)
         with self._recorder.span("optimizer"):
             squared = self.optimizer.squared_norm()
-            scalars = self.mesh.world.all_reduce(self._scalars(loss, squared))
-            scalars[1].sqrt_()
-            told = self._update(scalars[1], learning_rate)
+            scalars = self._scalars(loss, squared)
+            summing = self.mesh.world.start_all_reduce(scalars, finish=scalars[1].sqrt_)
+            told = self._update(summing, learning_rate)
         self._masks.step += 1
-        return StepResult(scalars, tokens, self._times(), self._bytes(), told)
+        return StepResult(summing, tokens, self._times(), self._bytes(), told)
 
-    def _update(self, norm: torch.Tensor, learning_rate: float) -> torch.Tensor | None:
+    def _update(self, scalars: Pending, learning_rate: float) -> torch.Tensor | None:
         """Updates the weights; makes the norm that of gradients without loss scale."""
+        if self._late is not None:
+            self._late.update(learning_rate, scalars)
+            return None
+        norm = scalars.wait()[1]
         if self.loss_scale is None:
             self.optimizer.step(learning_rate, norm)
             return None
@@ -141,6 +149,13 @@ class Engine:
         scale = 1.0 if self.loss_scale is None else self.loss_scale.value
         return torch.cat((scalars, self._router_log.total(scale)))
 
+    def _goes_ahead(self) -> bool:
+        """True if updates do not wait for the norm: not with a loss scale or state in host memory,
+        which would have to be put back besides.
+        """
+        is_late = TRAITS[self.plan.schedule].validates_late and self.plan.pp > 1
+        return is_late and self.loss_scale is None and not self.optimizer.is_offloaded
+
     def gradients(self, microbatches: Sequence[MicroBatch]) -> tuple[torch.Tensor, int]:
         """Leaves global gradients in the buckets; this rank's part of the loss, and the tokens.
 
@@ -152,11 +167,13 @@ class Engine:
         if self._router_log is not None:
             self._router_log.begin()
         scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        points = program_of(self.plan, len(prepared)).looks_back
         losses = self._interpreter.run(
             self._actions(len(prepared)),
             prepared,
             scale / max(tokens, 1),
             self.buckets.begin_final,
+            (points[self.mesh.coordinates.pp], self.settle),
         )
         with self._recorder.span("data_comm"):
             self.buckets.finish()
@@ -165,8 +182,10 @@ class Engine:
     def evaluate(self, microbatches: Sequence[MicroBatch]) -> tuple[float, int]:
         """Summed loss and trained tokens over all replicas' micro-batches, without gradients.
 
-        Replicas may pass different numbers of micro-batches, none included.
+        Replicas may pass different numbers of micro-batches, none included, if all stages have the
+        same degrees.
         """
+        self.settle()
         prepared, tokens = self._prepare(microbatches)
         prepared += self._idle(len(prepared))
         self._set_training(False)
@@ -182,12 +201,12 @@ class Engine:
         if any(microbatch.documents for microbatch in microbatches):
             rule = "documents of one row would share the frequencies of the longest"
             require_fixed_rotary(self.stages[0].causal_lm, rule, "rows of one document each")
-        first = self.mesh.coordinates.dp * sum(len(m.input_ids) for m in microbatches)
-        mine = []
+        mine, start, stage = [], 0, self.plan.stages[self.mesh.coordinates.pp]
         for microbatch in microbatches:
-            own = own_tokens(microbatch, self.plan, self.mesh.coordinates.cp)
-            mine.append(replace(own, first=first))
-            first += len(microbatch.input_ids)
+            own = own_tokens(microbatch, self.plan, self.mesh.coordinates)
+            rows = len(microbatch.input_ids)
+            mine.append(replace(own, first=start + self.mesh.coordinates.dp * rows))
+            start += stage.data * rows
         tokens = self._count_tokens(mine)
         return [microbatch.to(self.mesh.device) for microbatch in mine], tokens
 
@@ -196,7 +215,7 @@ class Engine:
         if not self.buckets.divides_values and self.mesh.expert.size == 1:
             return []
         most = int(self.mesh.data.all_reduce(torch.tensor([count]), maximum=True))
-        length = sequence_unit(self.plan) // self.plan.cp
+        length = sequence_unit(self.plan) // self.mesh.context.size
         ids = torch.zeros(1, length, dtype=torch.int64, device=self.mesh.device)
         return [MicroBatch(ids, torch.full_like(ids, IGNORED))] * (most - count)
 
@@ -211,8 +230,7 @@ class Engine:
                 stage.train(training)
 
     def _actions(self, num_microbatches: int) -> tuple[Action, ...]:
-        plan = self.plan
-        rows = _rows(plan.schedule, plan.pp, num_microbatches, plan.chunks)
+        rows = program_of(self.plan, num_microbatches).rows
         return without_frozen(rows[self.mesh.coordinates.pp], self._lowest)
 
     def _owned_loss(self, losses: torch.Tensor | None) -> torch.Tensor:
@@ -221,10 +239,23 @@ class Engine:
             return torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         return losses.double().sum()
 
+    @property
+    def validates_late(self) -> bool:
+        """True if results should be read a step later: reading one waits for all ranks."""
+        return self._late is not None
+
+    def settle(self) -> bool:
+        """Makes the last update final where it went ahead of the norm; True if weights changed.
+
+        Collective. Done in the next step, and ahead of whatever looks at the weights.
+        """
+        return self._late is not None and self._late.settle()
+
     # ---- what others see ---------------------------------------------------------------------
 
     def shards(self) -> list[Shard]:
         """Everything that a checkpoint holds of this rank: weights, moments, master weights."""
+        self.settle()
         at = self.mesh.coordinates
         is_first = at.tp == at.cp == at.dp == 0
         buffers = [shard for stage in self.stages for shard in stage.buffer_shards(is_first)]
@@ -299,13 +330,6 @@ class Engine:
 
     def _bytes(self) -> dict[str, int]:
         return {axis: c.bytes_sent for axis, c in self.mesh.counters.by_axis.items()}
-
-
-@lru_cache(maxsize=16)  # a program takes milliseconds to make and is the same every step
-def _rows(
-    schedule: str, num_ranks: int, num_microbatches: int, chunks: int
-) -> tuple[tuple[Action, ...], ...]:
-    return with_communication(build_program(schedule, num_ranks, num_microbatches, chunks)).actions
 
 
 _FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})

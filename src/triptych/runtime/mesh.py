@@ -12,6 +12,9 @@ Axes: tensor (tp), data (dp), pipeline (pp). Beside them stand the groups that a
   and ranks that hold the same part of it;
 * `expert`: consecutive ranks of the data axis that hold different experts of a layer;
   `expert_shard` and `expert_replicas`: the ranks that hold the same ones, in two as above.
+
+Stages may have degrees of their own: each of these groups is then made per stage, a message goes to
+any rank of the next stage, and the tie joins all ranks of both ends.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ import torch.distributed as dist
 from triptych.errors import PlanError
 from triptych.plan.launch import launch_problem
 from triptych.plan.plan import Plan
-from triptych.plan.ranks import Coordinates, axis_groups, coordinates, placement
+from triptych.plan.ranks import Coordinates, axis_groups, coordinates
+from triptych.plan.transfer import pipeline_groups, tie_groups
 from triptych.runtime.comm import Communicator, Counters
 from triptych.runtime.strict import StrictCommunicator
 
@@ -74,16 +78,13 @@ class Mesh:
         if world != plan.world_size:
             raise PlanError(launch_problem(plan, world, "SCRIPT"))
         maker = _GroupMaker(rank, timeout_s, Counters(), strict)
-        first, last = placement(plan)[0], placement(plan)[-1]
-        ends = [(g[first], g[last]) if first != last else g[:1] for g in axis_groups(plan, "pp")]
-        groups = axis_groups(plan, "cp-dp")
-        data = maker.make("data", groups)
-        shard, replicas = _sharing(maker, groups, data, plan.shards)
+        data = maker.make("data", axis_groups(plan, "cp-dp"))
+        shard, replicas = _sharing(maker, _data_groups(plan), data)
         expert_shard, expert_replicas = shard, replicas
-        if plan.ep > 1:
-            same = _strides(groups, plan.ep)
-            size = max(1, plan.shards // plan.ep)
-            expert_shard, expert_replicas = _sharing(maker, same, maker.make("data", same), size)
+        if any(stage.expert > 1 for stage in plan.stages):
+            same = _same_experts(plan)
+            whole = maker.make("data", [group for group, _ in same])
+            expert_shard, expert_replicas = _sharing(maker, same, whole)
         return cls(
             plan=plan,
             rank=rank,
@@ -97,47 +98,77 @@ class Mesh:
             replicas=replicas,
             forward=_both_ways(maker, plan),
             backward=_both_ways(maker, plan),
-            tie=maker.make("tie", ends),
+            tie=maker.make("tie", tie_groups(plan)),
             copies=maker.make("tensor", _copy_groups(plan, kv_heads)),
-            expert=maker.make("expert", _cuts(groups, plan.ep)),
+            expert=maker.make("expert", _expert_groups(plan)),
             expert_shard=expert_shard,
             expert_replicas=expert_replicas,
-            world=maker.make("scalar", [tuple(range(world))]),
+            world=maker.make("scalar", [range(world)]),
         )
 
 
-_Groups = Sequence[Sequence[int]]
+_Groups = Sequence[tuple[Sequence[int], int]]
 
 
 def _sharing(
-    maker: _GroupMaker, groups: _Groups, whole: Communicator, size: int
+    maker: _GroupMaker, groups: _Groups, whole: Communicator
 ) -> tuple[Communicator, Communicator]:
     """Ranks that divide one copy of the state among them, and ranks with the same part of it.
 
-    `groups` hold the same parameters, this rank's is `whole`; `size` of them divide a copy.
+    `groups` hold the same parameters, and so many of each divide a copy; this rank's is `whole`.
     """
     alone = Communicator("data", (maker.rank,), 0, None, maker.counters)
+    divided = [(group, size) for group, size in groups if 1 < size < len(group)]
+    cuts = [cut for group, size in divided for cut in _cuts(group, size)]
+    strides = [stride for group, size in divided for stride in _strides(group, size)]
+    made = maker.make("data", cuts), maker.make("data", strides)
+    size = next(size for group, size in groups if maker.rank in group)
     if size == whole.size:
         return whole, alone
-    if size == 1:
-        return alone, whole
-    return maker.make("data", _cuts(groups, size)), maker.make("data", _strides(groups, size))
+    return (alone, whole) if size == 1 else made
 
 
-def _cuts(groups: _Groups, size: int) -> _Groups:
-    """Each group cut into groups of consecutive ranks."""
-    return [group[at : at + size] for group in groups for at in range(0, len(group), size)]
+def _data_groups(plan: Plan) -> _Groups:
+    """Each group of the data axis, and how many of its ranks divide a copy of the state."""
+    return [
+        (group, plan.shards_of(plan.stages[coordinates(plan, group[0]).pp]))
+        for group in axis_groups(plan, "cp-dp")
+    ]
 
 
-def _strides(groups: _Groups, size: int) -> _Groups:
+def _same_experts(plan: Plan) -> _Groups:
+    """Each group of ranks with the same experts, and how many of them divide a copy."""
+    found = []
+    for group, size in _data_groups(plan):
+        expert = _expert_degree(plan, group)
+        found += [(same, max(1, size // expert)) for same in _strides(group, expert)]
+    return found
+
+
+def _expert_groups(plan: Plan) -> list[Sequence[int]]:
+    """Consecutive ranks of the data axis that hold different experts."""
+    groups = axis_groups(plan, "cp-dp")
+    return [cut for group in groups for cut in _cuts(group, _expert_degree(plan, group))]
+
+
+def _expert_degree(plan: Plan, group: Sequence[int]) -> int:
+    return plan.stages[coordinates(plan, group[0]).pp].expert
+
+
+def _cuts(group: Sequence[int], size: int) -> list[Sequence[int]]:
+    """A group cut into groups of consecutive ranks."""
+    return [group[at : at + size] for at in range(0, len(group), size)]
+
+
+def _strides(group: Sequence[int], size: int) -> list[Sequence[int]]:
     """The ranks with the same place in such groups."""
-    return [group[at::size] for group in groups for at in range(size)]
+    return [group[at::size] for at in range(size)]
 
 
 def _both_ways(maker: _GroupMaker, plan: Plan) -> tuple[Communicator, Communicator]:
     """Along the pipeline to higher ranks and to lower ones; with one stage a rank they are one."""
-    up = maker.make("pipeline", axis_groups(plan, "pp"))
-    return up, maker.make("pipeline", axis_groups(plan, "pp")) if plan.chunks > 1 else up
+    up = maker.make("pipeline", pipeline_groups(plan))
+    return up, maker.make("pipeline", pipeline_groups(plan)) if plan.chunks > 1 else up
 
 
 class _GroupMaker:
@@ -155,19 +186,18 @@ class _GroupMaker:
             group = dist.new_group(list(ranks), timeout=self._timeout) if len(ranks) > 1 else None
             if self.rank in ranks:
                 mine = self._kind(axis, ranks, ranks.index(self.rank), group, self.counters)
-        if mine is None:  # an inner pipeline rank has no part in the tie
+        if mine is None:  # the groups are those of other stages
             return Communicator(axis, (self.rank,), 0, None, self.counters)
         return mine
 
 
 def _copy_groups(plan: Plan, kv_heads: int | None) -> list[tuple[int, ...]]:
     """Tensor ranks that share one KV head: consecutive ones of each tensor group."""
-    copies = plan.tp // kv_heads if kv_heads and plan.tp > kv_heads else 1
-    return [
-        group[start : start + copies]
-        for group in axis_groups(plan, "tp")
-        for start in range(0, plan.tp, copies)
-    ]
+    groups = []
+    for group in axis_groups(plan, "tp"):
+        copies = len(group) // kv_heads if kv_heads and len(group) > kv_heads else 1
+        groups += [group[start : start + copies] for start in range(0, len(group), copies)]
+    return groups
 
 
 def local_device() -> torch.device:

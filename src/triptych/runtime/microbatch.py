@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from triptych.errors import DataError, Problem
 from triptych.plan.context import pieces, sequence_unit
 from triptych.plan.plan import Plan
+from triptych.plan.ranks import Coordinates
 from triptych.runtime.context.tiles import Documents
 from triptych.runtime.tensor.loss import IGNORED
 
@@ -49,7 +50,7 @@ class MicroBatch:
         return replace(self, input_ids=ids, labels=labels, positions=positions)
 
 
-def own_tokens(whole: MicroBatch, plan: Plan, context_index: int) -> MicroBatch:
+def own_tokens(whole: MicroBatch, plan: Plan, at: Coordinates) -> MicroBatch:
     """A context rank's part of a micro-batch, padded so that it divides over all ranks.
 
     Raises DataError unless the documents fill their rows.
@@ -63,9 +64,10 @@ def own_tokens(whole: MicroBatch, plan: Plan, context_index: int) -> MicroBatch:
         ids, labels = pad(ids, (0, short), value=0), pad(labels, (0, short), value=IGNORED)
         documents = documents and tuple((*row, short) for row in documents)
     positions = None if documents is None else _positions(documents)
-    if plan.cp == 1:
+    size = plan.stages[at.pp].context
+    if size == 1:
         return MicroBatch(ids, labels, positions, documents, first=whole.first)
-    parts = pieces(ids.shape[1], plan.cp, context_index, plan.context_method)
+    parts = pieces(ids.shape[1], size, at.cp, plan.context_method)
     places = torch.cat([torch.arange(part.start, part.stop) for part in parts])
     positions = places[None] if positions is None else positions[:, places]
     ids, labels = ids[:, places], labels[:, places]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from triptych.model.hf import from_config
 from triptych.plan.plan import Plan
+from triptych.plan.share import Share
 from triptych.plan.workload import Workload
 from triptych.runtime.engine import Engine, MicroBatch
 from triptych.runtime.mesh import Mesh
@@ -64,7 +65,7 @@ def trace(
     losses, norms = [], []
     gradients: dict[str, torch.Tensor] = {}
     for step in range(steps):
-        share = _share(plan, workload, engine.model.vocab, mesh.coordinates.dp, seed + step)
+        share = _share(Share.of(plan, mesh.coordinates), workload, engine.model.vocab, seed + step)
         result = engine.step(share, _LEARNING_RATE)
         losses.append(result.loss)
         norms.append(result.grad_norm)
@@ -99,18 +100,14 @@ def _largest(values: Sequence[float], others: Sequence[float]) -> float:
     return max(abs(a - b) / max(abs(a), 1e-30) for a, b in zip(values, others, strict=True))
 
 
-def _share(
-    plan: Plan, workload: Workload, vocab: int, dp_index: int, seed: int
-) -> list[MicroBatch]:
+def _share(share: Share, workload: Workload, vocab: int, seed: int) -> list[MicroBatch]:
     """The micro-batches of one replica, out of a global batch that depends on the seed only."""
     draws = torch.Generator().manual_seed(seed)
     shape = (workload.global_batch, workload.sequence_length)
     ids, labels = (torch.randint(vocab, shape, generator=draws) for _ in range(2))
     labels[torch.rand(shape, generator=draws) < _UNTRAINED] = IGNORED
-    count = workload.global_batch // plan.dp
-    starts = range(dp_index * count, (dp_index + 1) * count, plan.microbatch)
-    cuts = [slice(start, start + plan.microbatch) for start in starts]
-    return [MicroBatch(ids[cut], labels[cut]) for cut in cuts]
+    chunks = share.chunks(workload.global_batch)
+    return [MicroBatch(ids[rows], labels[rows]) for rows in map(list, chunks)]
 
 
 def _moments(engine: Engine) -> dict[str, torch.Tensor]:

@@ -67,7 +67,7 @@ def make_parts(
     model = from_config(config, name=str(config.get("_name_or_path") or "model"))
     router.require_possible(plan, model)
     deferral = Deferral()
-    own = {i: _causal_lm(config, plan) for i in stages_of_rank(plan, mesh.coordinates.pp)}
+    own = {i: _causal_lm(config, plan, mesh) for i in stages_of_rank(plan, mesh.coordinates.pp)}
     names = logical_names(next(iter(own.values())), model)
     frozen = frozen_names(freeze, names, model)
     stages = [
@@ -122,9 +122,9 @@ def _filled(
     return buckets
 
 
-def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
+def _causal_lm(config: Mapping[str, Any], plan: Plan, mesh: Mesh) -> nn.Module:
     causal_lm = skeleton(config)
-    if plan.cp > 1:
+    if mesh.context.size > 1:
         rule = "under context parallelism the frequencies of all ranks must be the same"
         require_fixed_rotary(causal_lm, rule, "cp=1")
     if plan.precision.parameter == "fp64":
@@ -133,11 +133,11 @@ def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
 
 
 def _masks(plan: Plan, mesh: Mesh, seed: int) -> Masks:
-    is_split = plan.sequence_parallel and plan.tp > 1
+    is_split = plan.sequence_parallel
     return Masks(
         seed,
-        num_parts=plan.tp if is_split else 1,
+        num_parts=mesh.tensor.size if is_split else 1,
         part_index=mesh.tensor.index if is_split else 0,
-        context_size=plan.cp,
+        context_size=mesh.context.size,
         device=mesh.device,
     )

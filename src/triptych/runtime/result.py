@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.runtime.comm import Pending
 from triptych.runtime.expert.balance import RouterResult
 from triptych.runtime.scaling import Scaling, read
 
@@ -14,7 +15,7 @@ from triptych.runtime.scaling import Scaling, read
 class StepResult:
     """What a step gives back; `loss` and `grad_norm` are read from the device when asked for."""
 
-    scalars: torch.Tensor
+    scalars: Pending  # loss and norm
     tokens: int
     time_s: dict[str, float]
     bytes_sent: dict[str, int]
@@ -23,19 +24,20 @@ class StepResult:
     @property
     def loss(self) -> float:
         """Mean cross-entropy over all trained tokens of the global batch."""
-        return float(self.scalars[0])
+        return float(self.scalars.wait()[0])
 
     @property
     def grad_norm(self) -> float:
         """Global gradient norm before clipping; each parameter counts once."""
-        return float(self.scalars[1])
+        return float(self.scalars.wait()[1])
 
     @property
     def router(self) -> RouterResult | None:
         """Losses of the routers, and what a capacity dropped; None for a model without experts."""
-        if len(self.scalars) == 2:
+        scalars = self.scalars.wait()
+        if len(scalars) == 2:
             return None
-        aux_loss, z_loss, dropped = self.scalars[2:].tolist()
+        aux_loss, z_loss, dropped = scalars[2:].tolist()
         return RouterResult(aux_loss, z_loss, round(dropped))
 
     @property

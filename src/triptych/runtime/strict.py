@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class StrictCommunicator(Communicator):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._acks: deque[Any] = deque(maxlen=64)  # a send that is forgotten may never leave
+        self._acks: deque[Any] = deque(maxlen=256)  # a send that is forgotten may never leave
 
     def _launch_all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
         self._compare("all_reduce", tensor)
@@ -120,10 +121,13 @@ class StrictCommunicator(Communicator):
 
         return _Receive(work, private, out, acknowledge)
 
-    def _launch_shift(
-        self, tensor: torch.Tensor, to: int, out: torch.Tensor, source: int
+    def _launch_batch(
+        self,
+        sends: Sequence[tuple[torch.Tensor, int]],
+        receives: Sequence[tuple[torch.Tensor, int]],
     ) -> list[Any]:
-        return [self._launch_receive(out, source), self._launch_send(tensor, to)]
+        works = [self._launch_receive(out, rank) for out, rank in receives]
+        return works + [self._launch_send(tensor, rank) for tensor, rank in sends]
 
     def _compare(self, operation: str, tensor: torch.Tensor) -> None:
         """Raises RunError unless every rank of the group makes this very call now."""

@@ -13,6 +13,10 @@ Which messages share a queue depends on the communicators. `queues` says it: tho
 activations or gradients to higher or to lower ranks, whoever the neighbour, as NCCL has it when a
 group is made eagerly; or all of a "rank". A program that ends with fewer queues ends with more.
 
+A message between stages that divide their hidden states differently is a batch of messages, to all
+ranks that need a part; both stages issue theirs at the same places of their rows, so that it
+completes as one message does (`runtime/pipeline/channels.py`).
+
 Collectives of other axes change nothing. A rank's row depends on its pipeline coordinate alone, so
 the ranks of a tensor, context or expert group run the same row, and meet in each F, B and I in the
 same order; the ranks of a data group also end their stages in the same order. Take a run of one

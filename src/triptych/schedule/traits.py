@@ -24,6 +24,7 @@ class Traits:
     microbatches_per_rank: int = 0
     more_microbatches: int = 1
     splits_backward: bool = False  # some backwards are an I and a W
+    validates_late: bool = False  # the optimizer does not wait for the norm: see `validation.py`
     fallback: str = ""  # the schedule to take where this one cannot be
 
     def least_microbatches(self, num_ranks: int) -> int:
@@ -58,10 +59,19 @@ TRAITS: dict[str, Traits] = {
     "breadth-first": Traits(least_chunks=2, most_chunks=None, fallback="gpipe"),
     "zb-h1": Traits(splits_backward=True),
     "zb-h2": Traits(
-        splits_backward=True, microbatches_per_rank=2, more_microbatches=-1, fallback="zb-h1"
+        splits_backward=True,
+        validates_late=True,
+        microbatches_per_rank=2,
+        more_microbatches=-1,
+        fallback="zb-h1",
     ),
     "zb-v": Traits(
-        splits_backward=True, least_chunks=2, most_chunks=2, is_v_shaped=True, fallback="zb-h1"
+        splits_backward=True,
+        validates_late=True,
+        least_chunks=2,
+        most_chunks=2,
+        is_v_shaped=True,
+        fallback="zb-h1",
     ),
     "dualpipe-v": Traits(
         splits_backward=True,

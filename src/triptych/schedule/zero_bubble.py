@@ -9,19 +9,16 @@ ranks end their steps up to (p-1) F apart. A global gradient norm or a check for
 the optimizer would make all ranks meet, and the skew would become a bubble again. The way out is
 to validate afterwards (sec. 4):
 
-1. Partial norms travel along the pipeline: rank r adds its part to what it got from rank r-1,
-   and passes the sum on, without waiting for the whole.
-2. Each rank goes on to its optimizer at once, guarded by the partial sum that it has seen: if
-   that already asks for clipping, or is not finite, it leaves its update out for now; otherwise it
-   updates as if nothing will be clipped.
-3. The full norm comes back from the last rank during the warm-up of the next step, ahead of the
-   first F that each rank runs with its new weights. If the norm asks for no clipping, which is the
-   usual case, nothing is left to do. Otherwise a rank that had updated takes the update back (AdamW
-   can be inverted in place from its gradients and moments), and updates with the clipped gradients.
+1. Each rank starts the sum of all parts of the norm and goes on to its optimizer at once, as if
+   nothing will be clipped. It keeps what the update changes.
+2. It goes on with the forwards of the next step. Where the last rank begins (`validation.py`) all
+   of them have started the sum, and look at it. If the norm asks for no clipping, nothing is left
+   to do. Otherwise each rank puts back what it kept, updates with the clipped gradients, and runs
+   those forwards again, p-1 at most.
 
-So the result is the one of a synchronous step, bit by bit where nothing was rolled back, and the
-messages are 2(p-1) scalars. A step that is always followed by a barrier (an evaluation, a
-checkpoint, a rescaled loss) costs the (p-1) F of skew once.
+So the result is the one of a synchronous step, bit by bit (`runtime/data/validation.py`). A step
+that is followed by a barrier (an evaluation, a checkpoint, a loss that is read at once) costs the
+(p-1) F of skew.
 """
 
 from __future__ import annotations

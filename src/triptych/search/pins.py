@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.cluster.cluster import Cluster
+from triptych.errors import PlanError, Problem
 from triptych.model.model import Model
 from triptych.plan.fields import DEGREES, SETTINGS
 from triptych.plan.plan import Plan, even_split
@@ -26,7 +27,12 @@ class Pins:
     @classmethod
     def read(cls, fixed: Mapping[str, str]) -> Pins:
         """Pins from text. Raises PlanError (an InputError) with every word that cannot be read."""
-        return cls(values=read_words(",".join(f"{key}={value}" for key, value in fixed.items())))
+        values = read_words(",".join(f"{key}={value}" for key, value in fixed.items()))
+        own = [f"{key}={fixed[key]}" for key in DEGREES if isinstance(values.get(key), tuple)]
+        if own:
+            rule = "a search keeps the degrees of all stages the same"
+            raise PlanError(Problem(", ".join(own), rule, "one number, or `predict --plan`"))
+        return cls(values=values)
 
     def choices(self, name: str, otherwise: Sequence[Any]) -> tuple[Any, ...]:
         """The values that a search may give a setting: the pinned one alone, if it is pinned."""

@@ -7,14 +7,13 @@
 Rows are cut from the stream wherever they end. Kept apart, the documents of a row are named by
 their lengths: each ends with its end-of-document token, which then predicts nothing.
 
-A global batch is `global_batch` samples at consecutive positions, cut into chunks of `microbatch`.
-Chunk q belongs to data rank q mod dp: chunks, and thus micro-batches, are the same in every layout.
+A global batch is `global_batch` samples at consecutive positions; `plan/share.py` says which of
+them a data rank takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.errors import DataError, Problem
+from triptych.plan.share import Share
 from triptych.train.order import SampleOrder
 from triptych.train.tokens import Ids, Tokens
 
@@ -36,24 +36,6 @@ class Arrays(NamedTuple):
     input_ids: Batch  # [b, s]
     labels: Batch  # [b, s]: the target of each position; IGNORED where none is trained
     documents: tuple[tuple[int, ...], ...] | None = None  # lengths, row by row, if kept apart
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Which part of every global batch a data rank takes."""
-
-    microbatch: int
-    dp: int = 1
-    dp_index: int = 0
-
-    def chunks(self, num_samples: int) -> list[range]:
-        """The places in a global batch of this rank's micro-batches, in order.
-
-        Every rank gets as many; in an uneven batch some reach beyond `num_samples`.
-        """
-        rounds = -(-num_samples // (self.microbatch * self.dp))
-        starts = [(j * self.dp + self.dp_index) * self.microbatch for j in range(rounds)]
-        return [range(start, start + self.microbatch) for start in starts]
 
 
 class Samples:

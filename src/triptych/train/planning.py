@@ -188,7 +188,8 @@ def _named(job: Job, model: Model, place: Place | None, workload: Workload) -> C
     problems += _routing(job, plan, model)
     if problems:
         raise PlanError(problems)
-    fixed = plan.microbatch if job.train.microbatch or "microbatch" in says else 1
+    is_fixed = job.train.microbatch or "microbatch" in says or not plan.is_uniform
+    fixed = plan.microbatch if is_fixed else 1
     unit = plan.dp * fixed * (job.train.accumulation or 1)
     return Choice(plan=plan, cluster=cluster, workload=workload, search=None, batch_unit=unit)
 

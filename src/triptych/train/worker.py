@@ -26,12 +26,13 @@ from triptych.checkpoint.hf import load_hf
 from triptych.model.hf import from_config
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
+from triptych.plan.share import Share
 from triptych.plan.toml import read_plan
 from triptych.runtime.engine import Engine, OptimizerSettings, RouterSettings
 from triptych.runtime.mesh import Mesh
 from triptych.train import environment
 from triptych.train.checkpoints import Checkpoints, Stream
-from triptych.train.data import EvaluationData, Samples, Share, TrainingData
+from triptych.train.data import EvaluationData, Samples, TrainingData
 from triptych.train.environment import Place
 from triptych.train.failure import is_lost_peer, write_error
 from triptych.train.folder import RunFolder, write_json
@@ -211,7 +212,7 @@ class _Rank:
     def _loop(
         self, engine: Engine, checkpoints: Checkpoints, memory: PeakMemory, reporter: Reporter
     ) -> Loop:
-        job = self._job
+        job, share = self._job, Share.of(self._plan, engine.mesh.coordinates)
         return Loop(
             engine,
             lengths=Lengths(
@@ -222,14 +223,14 @@ class _Rank:
                 check_every=job.train.check_replicas_every,
             ),
             rate=learning_rate(job),
-            training=training_data(job, self._plan, self._data, engine.mesh.coordinates.dp),
-            evaluation=evaluation_data(job, self._plan, self._data, engine.mesh.coordinates.dp),
+            training=training_data(job, self._data, share),
+            evaluation=evaluation_data(job, self._data, share),
             saver=checkpoints,
             memory=memory,
             status=self._status,
             reporter=reporter,
             metrics=Metrics(self._run.metrics, self._plan.short()) if self._rank == 0 else None,
-            lag=1 if engine.mesh.device.type == "cuda" else 0,
+            lag=int(engine.mesh.device.type == "cuda" or engine.validates_late),
         )
 
     def _stream(self) -> Stream:
@@ -278,24 +279,24 @@ def learning_rate(job: Job) -> LearningRate:
     )
 
 
-def training_data(job: Job, plan: Plan, data: DataSet, dp_index: int) -> TrainingData:
+def training_data(job: Job, data: DataSet, share: Share) -> TrainingData:
     """The training data of one data rank."""
     return TrainingData(
         _samples(data.train, job),
         global_batch=job.train.global_batch,
-        share=Share(microbatch=plan.microbatch, dp=plan.dp, dp_index=dp_index),
+        share=share,
         seed=job.train.seed,
     )
 
 
-def evaluation_data(job: Job, plan: Plan, data: DataSet, dp_index: int) -> EvaluationData | None:
+def evaluation_data(job: Job, data: DataSet, share: Share) -> EvaluationData | None:
     """The evaluation data of one data rank, if the job has any."""
     if data.eval is None:
         return None
     return EvaluationData(
         _samples(data.eval, job),
         global_batch=job.train.global_batch,
-        share=Share(microbatch=plan.microbatch, dp=plan.dp, dp_index=dp_index),
+        share=share,
         num_batches=job.train.eval_batches,
     )
 

@@ -36,7 +36,7 @@ def one_step(name: str, source: Path, folder: Path, precision: Precision) -> Non
     load_hf(source, engine.shards())
     engine.after_load(0)
     rows = batch_of(0, SEQUENCES, 12, config["vocab_size"])
-    engine.step(split(rows, plan, engine.mesh.coordinates.dp), 1e-2)
+    engine.step(split(rows, plan, engine.mesh.coordinates), 1e-2)
     files = {"config.json": json.dumps(config).encode()}
     save(folder, 1, engine.shards(), {}, files=files)
 

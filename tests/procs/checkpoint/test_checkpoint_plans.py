@@ -14,7 +14,9 @@ from ranks import run_ranks
 
 from triptych.checkpoint.read import load, state
 from triptych.checkpoint.write import save
+from triptych.model.hf import from_config
 from triptych.plan.plan import Plan, Precision
+from triptych.plan.short import parse_plan
 from triptych.runtime.engine import Engine
 
 STEPS = 3
@@ -33,9 +35,15 @@ EXPERT_PLANS: dict[str, dict[str, Any]] = {
     "dp4-ep4-zero": {"dp": 4, "ep": 4, "zero": 3},
     "tp2-dp2-ep2-zero": {"tp": 2, "dp": 2, "ep": 2, "zero": 1, "sequence_parallel": True},
 }
+OWN = {
+    "tp2|dp2-zero3": "tp=2+1,dp=1+2,zero=3,microbatch=2",
+    "dp3|tp2-sp-zero1": "tp=1+2,dp=3+1,zero=1,sp=1,layers=1+3",
+}
 
 
 def plan_of(name: str, precision: Precision) -> Plan:
+    if name in OWN:
+        return parse_plan(OWN[name], from_config(tiny_config(), "tiny")).with_(precision=precision)
     return Plan.uniform(4, precision=precision, **(PLANS | EXPERT_PLANS)[name])
 
 
@@ -50,8 +58,8 @@ def pieces_of(engine: Engine) -> list[Any]:
 def train(engine: Engine, first: int, last: int) -> list[float]:
     losses = []
     for step in range(first, last):
-        rows = batch_of(step, 4, 16, 512)
-        micro = split(rows, engine.plan, engine.mesh.coordinates.dp)
+        rows = batch_of(step, 12, 16, 512)
+        micro = split(rows, engine.plan, engine.mesh.coordinates)
         losses.append(engine.step(micro, 1e-2).loss)
     return losses
 
@@ -116,6 +124,13 @@ def test_a_tied_model_in_mixed_precision_goes_on_under_another_plan(
     tmp_path: Path, old: str, new: str
 ) -> None:
     compare(old, [new], Precision.mixed(), tiny_config(tie_word_embeddings=True), tmp_path)
+
+
+@pytest.mark.parametrize(("old", "new"), [tuple(OWN), tuple(OWN)[::-1], ("tp4", "tp2|dp2-zero3")])
+def test_stages_with_their_own_degrees_load_and_are_loaded(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    compare(old, [new, "one"], Precision(), tiny_config(tie_word_embeddings=True), tmp_path)
 
 
 @pytest.mark.parametrize("family", [name for name in UNEVEN if name not in ("llama", "qwen3")])

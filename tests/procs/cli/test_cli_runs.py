@@ -84,8 +84,9 @@ def test_train_resume_export_generate_and_report_work_in_a_row(folder: Path) -> 
 
 
 @pytest.mark.slow
-def test_verify_finds_a_layout_equal_to_one_process(folder: Path) -> None:
-    found = triptych(folder, "verify", "config.json", "--plan", "tp=2,sp=1", "--seq", "16")
+@pytest.mark.parametrize("plan", ["tp=2,sp=1", "tp=2+1,dp=1+2,sp=1,microbatch=2"])
+def test_verify_finds_a_layout_equal_to_one_process(folder: Path, plan: str) -> None:
+    found = triptych(folder, "verify", "config.json", "--plan", plan, "--seq", "16")
     assert found["same"] and found["relative_difference"]["gradients"] < 1e-12
 
 

@@ -19,6 +19,7 @@ from triptych.cost.storage import Storage
 from triptych.cost.traffic import rank_traffic
 from triptych.model.hf import from_config
 from triptych.plan.plan import Plan, Precision
+from triptych.plan.short import parse_plan
 from triptych.plan.workload import Workload
 
 LAYERS, VOCAB, LENGTH, SEQUENCES = 3, 1003, 64, 8
@@ -29,7 +30,7 @@ def _sent(plan: Plan, config: dict[str, Any]) -> tuple[int, dict[str, int]]:
     """This rank's place in the pipeline and what it says it sent in one step."""
     engine = make_engine(plan, config)
     rows = batch_of(0, SEQUENCES, LENGTH, VOCAB)
-    microbatches = split(rows, plan, engine.mesh.coordinates.dp)
+    microbatches = split(rows, plan, engine.mesh.coordinates)
     return engine.mesh.coordinates.pp, engine.step(microbatches, 1e-3).bytes_sent
 
 
@@ -121,6 +122,29 @@ def test_ranks_that_share_experts_send_the_bytes_that_are_predicted(
     """Every token visits every expert, so that tokens spread evenly."""
     config = family_config("qwen3_moe") | {"vocab_size": VOCAB, "num_experts_per_tok": 4}
     _compare(Plan.uniform(4, **settings), config)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tp=2+1,dp=1+2,microbatch=2",
+        "tp=1+2,dp=2+1,zero=1,sp=1",
+        "tp=2+1,dp=1+2,microbatch=4,zero=3",
+        "tp=2+2+1,dp=1+1+2,microbatch=2,zero=2",
+        "cp=2+1,tp=1+2",
+    ],
+)
+def test_stages_with_their_own_degrees_send_the_bytes_that_are_predicted(
+    text: str, tied: bool
+) -> None:
+    config = tiny_config(
+        num_hidden_layers=LAYERS,
+        vocab_size=VOCAB,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=tied,
+    )
+    _compare(parse_plan(text + ",precision=fp32", from_config(config, "tiny")), config)
 
 
 def _compare(plan: Plan, config: dict[str, Any]) -> None:

@@ -75,7 +75,9 @@ def test_an_evaluation_drops_nothing() -> None:
         for changes in ({}, dict.fromkeys(RATES["gpt2"], 0.0)):
             plan = Plan.uniform(4, microbatch=2)
             engine = make_engine(plan, {**_config("gpt2"), **changes})
-            losses.append(engine.evaluate(split(batch_of(0, 2, 16, 512), plan, 0))[0])
+            losses.append(
+                engine.evaluate(split(batch_of(0, 2, 16, 512), plan, engine.mesh.coordinates))[0]
+            )
         return losses[0] == losses[1]
 
     assert run_ranks(1, body) == [True]

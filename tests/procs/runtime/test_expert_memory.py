@@ -28,7 +28,7 @@ EXPERTS = 4 * 4 * 3 * 64 * 160  # layers, experts, matrices
 def _live(plan: Plan) -> LiveBytes:
     engine = make_engine(plan, CONFIG)
     rows = batch_of(0, 4, 24, CONFIG["vocab_size"])
-    engine.step(split(rows, plan, engine.mesh.coordinates.dp), 1e-3)
+    engine.step(split(rows, plan, engine.mesh.coordinates), 1e-3)
     return engine.live_bytes()
 
 

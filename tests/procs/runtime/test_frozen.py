@@ -96,7 +96,7 @@ def test_frozen_parameters_have_values_only_and_send_no_gradients(zero: int) -> 
         sent = []
         for one in (engine, free):
             rows = batch_of(0, 4, 16, CONFIG["vocab_size"])
-            result = one.step(split(rows, plan, one.mesh.coordinates.dp), 1e-3)
+            result = one.step(split(rows, plan, one.mesh.coordinates), 1e-3)
             sent.append(result.bytes_sent["data"])
         live = engine.live_bytes()
         frozen = sum(slot.elements for slot in engine.buckets.slots if not slot.trains)
@@ -120,7 +120,7 @@ def test_the_backward_stops_where_nothing_below_trains() -> None:
             if name.endswith("mlp") and name.split(".")[2].isdigit():
                 module.register_forward_hook(lambda _, __, y: reached.append(y.requires_grad))
         rows = batch_of(0, 2, 16, CONFIG["vocab_size"])
-        sent = engine.step(split(rows, plan, 0), 1e-3).bytes_sent
+        sent = engine.step(split(rows, plan, engine.mesh.coordinates), 1e-3).bytes_sent
         labels = [mark.label for mark in engine._recorder.marks()]
         return labels, sent.get("pipeline", 0), reached
 

@@ -79,7 +79,7 @@ def _ours(plan: Plan, config: dict[str, Any]) -> Any:
     engine = make_engine(plan, config)
     _bend_choices((shard.name, shard.tensor) for shard in engine.shards())
     rows = batch_of(0, 4, 24, config["vocab_size"])
-    microbatches = split(rows, plan, engine.mesh.coordinates.dp)
+    microbatches = split(rows, plan, engine.mesh.coordinates)
     part, _ = engine.gradients(microbatches)
     loss = float(engine.mesh.world.all_reduce(part.clone()))
     slots = engine.buckets.slots

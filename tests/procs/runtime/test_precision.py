@@ -19,7 +19,7 @@ FP16 = Precision(parameter="fp16")
 
 def _microbatches(engine: Engine, step: int = 0) -> Any:
     rows = batch_of(step, 4, 16, CONFIG["vocab_size"])
-    return split(rows, engine.plan, engine.mesh.coordinates.dp)
+    return split(rows, engine.plan, engine.mesh.coordinates)
 
 
 def _weights(engine: Engine) -> list[torch.Tensor]:

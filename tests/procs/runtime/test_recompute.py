@@ -34,7 +34,7 @@ DIVIDED: tuple[dict[str, Any], ...] = (
 def _gradients(plan: Plan, config: dict[str, Any]) -> tuple[float, list[torch.Tensor]]:
     engine = make_engine(plan, config)
     rows = batch_of(0, 8, 24, config["vocab_size"])
-    loss, _ = engine.gradients(split(rows, plan, engine.mesh.coordinates.dp))
+    loss, _ = engine.gradients(split(rows, plan, engine.mesh.coordinates))
     return float(loss), [piece.gradient.clone() for piece in engine.optimizer.pieces]
 
 
@@ -174,7 +174,7 @@ def test_inputs_are_kept_in_parts_or_in_host_memory(settings: dict[str, Any], pa
 
         inputs._keep = note  # type: ignore[method-assign]
         rows = batch_of(0, 2, 10, config["vocab_size"])  # 640 elements do not divide by three
-        sent = engine.step(split(rows, plan, 0), 1e-3).bytes_sent
+        sent = engine.step(split(rows, plan, engine.mesh.coordinates), 1e-3).bytes_sent
         return kept, sent.get("host", 0)
 
     plan = Plan.uniform(4, tp=3, recompute="full", **settings)

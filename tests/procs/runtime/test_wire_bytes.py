@@ -51,7 +51,7 @@ def _step(plan: Plan) -> tuple[int, dict[str, int]]:
     """Loopback bytes of one step (the second), and what this rank says it sent."""
     engine = make_engine(plan, CONFIG)
     rows = batch_of(0, SEQUENCES, LENGTH, VOCAB)
-    microbatches = split(rows, plan, engine.mesh.coordinates.dp)
+    microbatches = split(rows, plan, engine.mesh.coordinates)
     engine.step(microbatches, 1e-3)
     dist.barrier()
     before = _loopback_bytes()

@@ -27,7 +27,7 @@ PRECISIONS = {"fp32": Precision(), "bf16": Precision.mixed()}
 
 def _step(engine: Engine, step: int = 0) -> None:
     rows = batch_of(step, 8, 24, CONFIG["vocab_size"])
-    engine.step(split(rows, engine.plan, engine.mesh.coordinates.dp), 1e-3)
+    engine.step(split(rows, engine.plan, engine.mesh.coordinates), 1e-3)
 
 
 def _live(plan: Plan) -> LiveBytes:

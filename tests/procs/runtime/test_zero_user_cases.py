@@ -29,7 +29,7 @@ def _train(engine: Engine, first: int, last: int) -> list[float]:
     losses = []
     for step in range(first, last):
         rows = batch_of(step, BATCH, 16, ODD["vocab_size"])
-        share = split(rows, engine.plan, engine.mesh.coordinates.dp)
+        share = split(rows, engine.plan, engine.mesh.coordinates)
         losses.append(engine.step(share, 1e-3).loss)
     return losses
 
@@ -86,7 +86,7 @@ def test_pub_042_an_export_under_zero_3_has_every_weight(
 
     def body() -> torch.Tensor:
         engine = make_engine(Plan.uniform(4, dp=dp, zero=3, precision=dtypes), config)
-        rows = split(batch_of(0, 4, 24, 512), engine.plan, engine.mesh.coordinates.dp)
+        rows = split(batch_of(0, 4, 24, 512), engine.plan, engine.mesh.coordinates)
         engine.step(rows, 1e-3)
         files = {"config.json": json.dumps(config).encode()}
         save(tmp_path, 1, engine.shards(), {}, files=files)

@@ -14,10 +14,11 @@ import torch
 from torch.nn import functional
 
 from triptych.errors import RunError
+from triptych.plan.share import Share
 from triptych.runtime.engine import MicroBatch
 from triptych.runtime.scaling import Scaling
 from triptych.schedule.timeline import Timeline
-from triptych.train.data import EvaluationData, Samples, Share, TrainingData
+from triptych.train.data import EvaluationData, Samples, TrainingData
 from triptych.train.learning_rate import LearningRate
 from triptych.train.loop import Lengths, Loop
 from triptych.train.metrics import Metrics

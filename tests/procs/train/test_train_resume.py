@@ -65,6 +65,7 @@ def test_the_run_folder_tells_what_happened(whole: Path) -> None:
         ("tp=2,pp=2", "dp=4,zero=1"),
         ("dp=2,zero=1,microbatch=2", "tp=2"),
         ("dp=1", "pp=2,dp=2,zero=1"),
+        ("tp=2+1,dp=1+2,zero=1,microbatch=2", "tp=1+2,dp=2+1"),
     ],
 )
 def test_a_run_that_stops_and_goes_on_under_another_plan_equals_the_unbroken_one(

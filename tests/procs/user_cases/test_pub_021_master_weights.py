@@ -27,7 +27,7 @@ KINDS = ("master", "exp_avg", "exp_avg_sq")
 def _trained(plan: Plan) -> tuple[Engine, float]:
     """200 steps at a rate far below what bf16 can add to a weight of 1, and the last loss."""
     engine = make_engine(plan, CONFIG, weight_decay=0.0)
-    batch = split(batch_of(0, 2, 8, CONFIG["vocab_size"]), plan, engine.mesh.coordinates.dp)
+    batch = split(batch_of(0, 2, 8, CONFIG["vocab_size"]), plan, engine.mesh.coordinates)
     loss = 0.0
     for _ in range(STEPS):
         loss = engine.step(batch, RATE).loss

@@ -72,7 +72,7 @@ class _Seen:
 
     def _microbatches(self) -> Any:
         rows = batch_of(0, 2, 16, CONFIG["vocab_size"])
-        return split(rows, self._engine.plan, self._engine.mesh.coordinates.dp)
+        return split(rows, self._engine.plan, self._engine.mesh.coordinates)
 
 
 def _inspected(engine: Engine) -> dict[str, str]:

@@ -22,9 +22,9 @@ MODES = ("none", "selective", "full")
 
 def _step(engine: Engine) -> tuple[float, list[torch.Tensor]]:
     rows = batch_of(0, 4, 24, CONFIG["vocab_size"])
-    engine.gradients(split(rows, engine.plan, engine.mesh.coordinates.dp))
+    engine.gradients(split(rows, engine.plan, engine.mesh.coordinates))
     gradients = [piece.gradient.clone() for piece in engine.optimizer.pieces]
-    return engine.step(split(rows, engine.plan, engine.mesh.coordinates.dp), 1e-2).loss, gradients
+    return engine.step(split(rows, engine.plan, engine.mesh.coordinates), 1e-2).loss, gradients
 
 
 def _compare(plan: Plan) -> float:
@@ -59,7 +59,8 @@ def make_loss_without_dropout() -> float:
     rows = batch_of(0, 4, 24, CONFIG["vocab_size"])
 
     def body(plan: Plan) -> float:
-        return make_engine(plan, config).step(split(rows, plan, 0), 1e-2).loss
+        engine = make_engine(plan, config)
+        return engine.step(split(rows, plan, engine.mesh.coordinates), 1e-2).loss
 
     return float(run_ranks(1, body, Plan.uniform(4))[0])
 
@@ -74,7 +75,7 @@ def _zeros(plan: Plan) -> list[torch.Tensor]:
         if name.endswith(("resid_dropout", "mlp.dropout")):
             module.register_forward_hook(lambda _, __, output: seen.append(output == 0))
     same = batch_of(0, 1, 24, CONFIG["vocab_size"]) * 4  # every sequence alike
-    engine.gradients(split(same, plan, engine.mesh.coordinates.dp))
+    engine.gradients(split(same, plan, engine.mesh.coordinates))
     return [mask.numpy() for mask in seen]
 
 

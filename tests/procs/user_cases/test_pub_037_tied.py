@@ -18,7 +18,7 @@ def holders_after_each_step(plan: Plan) -> tuple[list[list[str]], bool]:
     found = []
     for step in range(10):
         rows = batch_of(step, 4, 24, 512)
-        engine.step(split(rows, plan, engine.mesh.coordinates.dp), 1e-2)
+        engine.step(split(rows, plan, engine.mesh.coordinates), 1e-2)
         found.append(engine.differing_replicas())
     return found, any(s.name == TIED and s.kind == "weight" for s in engine.shards())
 

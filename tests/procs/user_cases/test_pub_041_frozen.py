@@ -35,7 +35,7 @@ def _resumed(plan: Plan, folder: Path) -> None:
     before = {s.name: s.tensor.clone() for s in engine.shards() if s.name in engine.frozen}
     for step in range(3):
         rows = batch_of(step, 4, 16, CONFIG["vocab_size"])
-        engine.step(split(rows, plan, engine.mesh.coordinates.dp), 1e-2)
+        engine.step(split(rows, plan, engine.mesh.coordinates), 1e-2)
     files = {"config.json": json.dumps(CONFIG).encode()}
     where = save(folder, 3, engine.shards(), {}, files=files)
     again = make_engine(plan, CONFIG, seed=2, freeze=FREEZE)
@@ -46,7 +46,7 @@ def _resumed(plan: Plan, folder: Path) -> None:
         if mine.name in before:
             assert mine.kind == "weight" and torch.equal(mine.tensor, before[mine.name])
     rows = batch_of(9, 4, 16, CONFIG["vocab_size"])
-    batch = split(rows, plan, engine.mesh.coordinates.dp)
+    batch = split(rows, plan, engine.mesh.coordinates)
     assert engine.evaluate(batch) == again.evaluate(batch)
 
 

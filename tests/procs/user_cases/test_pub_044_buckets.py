@@ -21,7 +21,7 @@ def _weights(plan: Plan) -> dict[str, torch.Tensor]:
     engine = make_engine(plan, CONFIG, eps=1e-2)
     for step in range(STEPS):
         rows = batch_of(step, 4, 8, CONFIG["vocab_size"])
-        engine.step(split(rows, plan, engine.mesh.coordinates.dp), 1e-2)
+        engine.step(split(rows, plan, engine.mesh.coordinates), 1e-2)
     return {s.name: s.tensor.clone() for s in engine.shards() if s.kind == "weight"}
 
 

@@ -42,7 +42,7 @@ def start(text: str, devices: int) -> None:
     def body() -> float:
         engine = make_engine(plan, CONFIG)
         rows = batch_of(0, 8, 16, CONFIG["vocab_size"])
-        return engine.step(split(rows, plan, engine.mesh.coordinates.dp), 1e-3).loss
+        return engine.step(split(rows, plan, engine.mesh.coordinates), 1e-3).loss
 
     assert run_ranks(plan.world_size, body)[0] > 0
 

@@ -98,7 +98,7 @@ def _hidden(plan: Plan, layers: int, ids: torch.Tensor) -> Any:
     """Hidden states of one sequence behind windowed layers only, at this rank's places."""
     windowed = {"num_hidden_layers": layers, "layer_types": ["sliding_attention"] * layers}
     engine = make_engine(plan, _config() | windowed)
-    mine = own_tokens(MicroBatch(ids, ids), plan, engine.mesh.coordinates.cp)
+    mine = own_tokens(MicroBatch(ids, ids), plan, engine.mesh.coordinates)
     places = torch.arange(LENGTH)[None] if mine.positions is None else mine.positions
     with torch.no_grad():
         return places[0].numpy(), engine.stages[0](mine.input_ids, None, mine.positions).numpy()

@@ -351,7 +351,6 @@ def test_fewer_micro_batches_than_stages_are_legal(microbatches: int, schedule: 
         (Plan.uniform(4, offload="parameters"), "offload=parameters"),
         (Plan.uniform(4, compile=True), "compile"),
         (Plan.uniform(4, precision=Precision(parameter="fp8")), "parameter in fp8"),
-        (Plan(stages=(Stage(start=0, stop=2, tensor=2), Stage(start=2, stop=4))), "stages with"),
     ],
 )
 def test_what_is_priced_but_not_run_says_why(plan: Plan, word: str) -> None:
@@ -421,3 +420,56 @@ def test_ulysses_deals_whole_heads(
     problem = only(broken)
     assert f"{heads} query heads" in problem.what and f"cp={cp}" in problem.what
     assert problem.works == f"context_method=ring, or cp in {usable}"
+
+
+def own(*degrees: dict[str, int], **settings: object) -> Plan:
+    stages = (Stage(start=i, stop=i + 1, **degree) for i, degree in enumerate(degrees))
+    return Plan(stages=tuple(stages), **settings)
+
+
+def test_stages_with_their_own_degrees_run() -> None:
+    plan = own({"tensor": 2}, {"data": 2}, {"context": 2}, {}, microbatch=2)
+    assert verify(plan, make_model(), make_cluster(7), work(8)) == []
+    assert unrunnable(plan, make_model()) == []
+
+
+@pytest.mark.parametrize("microbatch", [1, 2, 4, 5])
+def test_a_micro_batch_divides_over_the_data_ranks_of_every_stage(microbatch: int) -> None:
+    plan = own({"data": 2}, {"data": 3}, {"data": 4}, {}, microbatch=microbatch)
+    problem = only(verify(plan, make_model()))
+    assert "data=3 of stage 1" in problem.what and f"microbatch={microbatch} x" in problem.what
+    for text in offered(problem):
+        better = plan.with_(microbatch=int(text.removeprefix("microbatch=")))
+        assert verify(better, make_model(), None, work(2 * better.microbatch)) == []
+
+
+def test_the_global_batch_is_whole_rounds_of_the_first_stage() -> None:
+    plan = own({"data": 2}, {"tensor": 2}, {}, {}, microbatch=2)
+    assert verify(plan, make_model(), None, work(8)) == []
+    assert plan.num_microbatches(8) == 2
+    assert [plan.microbatch_of(stage) for stage in plan.stages] == [2, 4, 4, 4]
+    assert "global batch" in only(verify(plan, make_model(), None, work(6))).what
+
+
+def test_every_stage_divides_the_sequence_and_the_shard_sets() -> None:
+    plan = own({"tensor": 2}, {"context": 3, "tensor": 2}, {}, {}, sequence_parallel=True)
+    problems = verify(plan, make_model(), None, work(2, length=33))
+    assert [p.what for p in problems] == [
+        "sequence length 33 over cp=1 x tp=2",
+        "sequence length 33 over cp=3 x tp=2",
+    ]
+    shards = own({"data": 4}, {"data": 2}, {"data": 4}, {"data": 4}, zero=1, hybrid_shard=4)
+    assert "hybrid_shard in 0, 1, 2" in only(verify(shards, make_model())).works
+
+
+def test_devices_are_in_ascending_order() -> None:
+    plan = own({"tensor": 2, "devices": (1, 0)}, {"devices": (2,)}, {"devices": (3,)}, {})
+    plan = plan.with_(stages=(*plan.stages[:3], replace(plan.stages[3], devices=(4,))))
+    assert "[0, 1] and [2]" in only(verify(plan, make_model())).works
+
+
+def test_all_that_stages_break_is_listed_at_once() -> None:
+    plan = own({"tensor": 3, "data": 2}, {"data": 3}, {}, {}, hybrid_shard=2, schedule="1f1c")
+    text = "\n".join(map(str, verify(plan, make_model(), make_cluster(4), work(3, length=129))))
+    for word in ("tp=3", "data=3 of stage 1", "hybrid_shard", "1f1c", "devices", "global batch 3"):
+        assert word in text

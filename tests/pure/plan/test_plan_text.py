@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -78,6 +79,8 @@ def legal_plans(draw: st.DrawFn) -> Plan:
     chunks = TRAITS[extra["schedule"]].least_chunks
     if len(stages) % chunks or (each and chunks > 1):
         chunks, extra["schedule"] = 1, "1f1b"
+    if each:  # a micro-batch divides over the data ranks of every stage
+        extra["microbatch"] = math.lcm(*(stage.data for stage in stages))
     plan = Plan(stages=stages, chunks=chunks, **extra)
     return plan.with_(context_method="ring") if any(heads_problems(plan, MODEL)) else plan
 
@@ -244,3 +247,33 @@ def test_all_wrong_words_are_listed_at_once() -> None:
     with pytest.raises(PlanError) as caught:
         parse_plan("tp=two,zer=1,recompute=some", MODEL)
     assert len(caught.value.problems) == 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(legal_plans())
+def test_the_short_form_says_the_degrees_of_every_stage(plan: Plan) -> None:
+    read = parse_plan(plan.short(), MODEL)
+    degrees = [(s.start, s.stop, s.data, s.tensor, s.context) for s in plan.stages]
+    assert [(s.start, s.stop, s.data, s.tensor, s.context) for s in read.stages] == degrees
+    assert (read.zero, read.microbatch, read.chunks) == (plan.zero, plan.microbatch, plan.chunks)
+
+
+def test_degrees_by_pipeline_rank_follow_the_placement_of_a_v() -> None:
+    plan = parse_plan("tp=2+1,dp=1+2,schedule=zb-v,chunks=2,microbatch=2", MODEL)
+    assert [(stage.tensor, stage.data) for stage in plan.stages] == [(2, 1), (1, 2), (1, 2), (2, 1)]
+    assert verify(plan, MODEL) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tp=2+1,dp=1+2+1", ["pp=3", "one for each"]),
+        ("tp=2+1,pp=3", ["pp=3", "pp=2"]),
+        ("tp=2+0", ["tp = 0", "whole number from 1"]),
+        ("zero=1+2", ["zero"]),
+    ],
+)
+def test_degrees_that_disagree_are_refused(text: str, words: list[str]) -> None:
+    with pytest.raises(PlanError) as caught:
+        parse_plan(text, MODEL)
+    assert all(word in str(caught.value) for word in words)

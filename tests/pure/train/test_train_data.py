@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from triptych.errors import DataError
+from triptych.plan.share import Share
 from triptych.train.data import (
     IGNORED,
     EvaluationData,
     Samples,
-    Share,
     TrainingData,
     least_tokens,
     require_enough,

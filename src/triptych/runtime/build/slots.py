@@ -14,8 +14,8 @@ from triptych.plan.plan import Plan
 from triptych.plan.ranks import stages_of_rank
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.weights import initial_part
-from triptych.runtime.comm import Communicator
-from triptych.runtime.data.slot import Slot
+from triptych.runtime.data.slot import Slot, Sums
+from triptych.runtime.data.tie import Tie
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.tensor.packed import unpacked_name
 
@@ -70,27 +70,30 @@ def _slot(
 ) -> Slot:
     name, index = key
     at = mesh.coordinates
-    owner = holders(name, shape, model, plan.tp, at.tp, index)[0]
+    tensor = mesh.tensor.size
+    owner = holders(name, shape, model, tensor, at.tp, index)[0]
     users = stages_of(name, plan, model)
     mine = [stage for stage in users if stage in stages_of_rank(plan, at.pp)]
     return Slot(
         name=name,
         shape=shape,
-        box=local_box(name, shape, model, plan.tp, at.tp, index),
+        box=local_box(name, shape, model, tensor, at.tp, index),
         counted=owner == at.tp and users[0] in mine,
-        before=_sum_before(key, model, plan, mesh),
+        before=_sum_before(key, shape, model, plan, mesh),
         stage=mine[0] if len(mine) == 1 else None,
         places=places,
     )
 
 
-def _sum_before(key: _Key, model: Model, plan: Plan, mesh: Mesh) -> Communicator | None:
-    """The communicator over which a gradient is still partial when the backward ends."""
+def _sum_before(
+    key: _Key, shape: tuple[int, ...], model: Model, plan: Plan, mesh: Mesh
+) -> Sums | None:
+    """What a gradient that is still partial when the backward ends is summed over."""
     name, index = key
     rule = rule_for(name, model.family)
     split = rule.splits[index]
     if len(stages_of(name, plan, model)) > 1 and mesh.tie.size > 1:
-        return mesh.tie
+        return mesh.tie if mesh.tie.size == 2 else Tie(name, shape, model, mesh)
     if split is Split.KV and mesh.copies.size > 1:
         return mesh.copies
     partial = rule.partial or plan.sequence_parallel

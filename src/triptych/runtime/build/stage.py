@@ -105,7 +105,7 @@ class StageModule(nn.Module):
         self._context, self._context_method = mesh.context, plan.context_method
         self._expert = mesh.expert
         self._router = router or RouterSettings()
-        self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
+        self._sequence_parallel = plan.sequence_parallel and mesh.tensor.size > 1
         start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
         self._vocabulary = Vocabulary(start, stop, mesh.tensor)
         self._entry = cut(causal_lm, self._family, stage.start, stage.stop, model.num_layers)

@@ -51,7 +51,7 @@ class Bucket:
         self.is_late = slots[0].stage is None
         self.sharding = sharding
         self._reduction = reduction
-        self.elements = _lay_out(slots, math.lcm(sharding.shard.size, PADDING))
+        self.elements = padded(_lay_out(slots), sharding.shard.size)
         size = self.elements // sharding.shard.size
         self.start = sharding.shard.index * size
         self.stop = self.start + size
@@ -233,13 +233,19 @@ class Bucket:
             self._unpack(self.before.all_reduce(self.packed(self.shard_gradients)))
 
 
-def _lay_out(slots: Sequence[Slot], unit: int) -> int:
-    """Gives each slot its offset; the elements of the bucket, padded to a multiple of `unit`."""
+def padded(elements: int, shards: int) -> int:
+    """The size of a bucket that holds so many elements and is divided into so many shards."""
+    unit = math.lcm(shards, PADDING)
+    return -(-elements // unit) * unit
+
+
+def _lay_out(slots: Sequence[Slot]) -> int:
+    """Gives each slot its offset; the elements that they take together."""
     end = 0
     for slot in slots:
         slot.offset = end
         end += -(-slot.elements // ALIGNMENT) * ALIGNMENT
-    return -(-end // unit) * unit
+    return end
 
 
 def _occupy(flat: torch.Tensor) -> None:

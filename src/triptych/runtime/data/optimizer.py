@@ -114,7 +114,32 @@ class ShardedAdamW:
         divisor = (norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)
         if scale is not None:
             divisor = divisor * scale
-        found_inf = (~torch.isfinite(norm)).float()
+        self._step(learning_rate, divisor, ~torch.isfinite(norm))
+
+    def step_ahead(self, learning_rate: float) -> list[torch.Tensor]:
+        """Updates from gradients as they are; returns what it changed, as it was before."""
+        before = [tensor.clone() for tensor in self._changing()]
+        one = torch.ones((), device=self._buckets.buckets[0].shard_values.device)
+        self._step(learning_rate, one, ~torch.isfinite(one))
+        return before
+
+    def put_back(self, before: Sequence[torch.Tensor]) -> None:
+        """Undoes `step_ahead`, bit by bit; parameters follow with the next update."""
+        for tensor, value in zip(self._changing(), before, strict=True):
+            tensor.copy_(value)
+
+    def _changing(self) -> Iterator[torch.Tensor]:
+        """What an update changes: moments, master weights, counts of steps."""
+        for state in self.states:
+            tensors = {"master": state.bucket.shard_values, **state.kept}
+            yield from (*tensors.values(), *state.steps)
+
+    def is_within(self, norm: torch.Tensor) -> torch.Tensor:
+        """True if a norm is finite and asks for no clipping."""
+        return norm <= (self._settings.clip_norm or torch.finfo(norm.dtype).max)
+
+    def _step(self, learning_rate: float, divisor: torch.Tensor, is_skipped: torch.Tensor) -> None:
+        found_inf = is_skipped.float()
         if self.is_offloaded:
             for state in self.states:
                 self._visit(state, learning_rate, divisor.float(), found_inf)

@@ -10,7 +10,13 @@ from torch import nn
 
 from triptych.plan.families import is_norm
 from triptych.plan.layout import Box, box_elements, expert_of
-from triptych.runtime.comm import Communicator
+
+
+class Sums(Protocol):
+    """What makes partial sums whole: a communicator, or the tie of two layouts."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Adds the other ranks' parts, in place."""
 
 
 class Room(Protocol):
@@ -34,7 +40,7 @@ class Slot:
     shape: tuple[int, ...]
     box: Box
     counted: bool
-    before: Communicator | None
+    before: Sums | None
     stage: int | None
     places: list[tuple[nn.Module, str]]
     trains: bool = True

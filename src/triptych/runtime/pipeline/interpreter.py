@@ -102,24 +102,41 @@ class Interpreter:
         microbatches: Sequence[MicroBatch],
         scale: float | torch.Tensor,
         begin_final: Callable[[int, bool], None] = lambda stage, weights: None,
+        look_back: tuple[int, Callable[[], bool]] = (-1, lambda: False),
     ) -> torch.Tensor | None:
         """Runs one step; the rank of the last stage returns each micro-batch's loss [m], scaled.
 
         `begin_final(stage, weights)` is called ahead of the action that makes a stage's gradients
-        final: those of its linears' weights, and the rest.
+        final: those of its linears' weights, and the rest. `look_back` is a number of actions and
+        what to ask after them: whether weights changed, so that they must run again.
         """
         step = _Step(microbatches, scale)
         finals = final_actions(actions)
         for index, action in enumerate(actions):
+            if index == look_back[0] and look_back[1]():
+                step = self._again(step, actions[:index])
             for stage, weights in finals.get(index, ()):
                 begin_final(stage, weights)
             self._do[action.kind](step, (action.stage, action.microbatch))
-        with self._recorder.span("pipeline_comm"):
-            for pending in step.leaving:
-                pending.wait()
+        self._end_sends(step)
         if not step.losses:
             return None
         return torch.stack([step.losses[i] for i in range(len(microbatches))])
+
+    def _again(self, step: _Step, actions: Sequence[Action]) -> _Step:
+        """Forgets what was run, and runs it again; every rank does the same."""
+        for pending in step.arriving.values():
+            pending.wait()
+        self._end_sends(step)
+        again = _Step(step.microbatches, step.scale)
+        for action in actions:
+            self._do[action.kind](again, (action.stage, action.microbatch))
+        return again
+
+    def _end_sends(self, step: _Step) -> None:
+        with self._recorder.span("pipeline_comm"):
+            for pending in step.leaving:
+                pending.wait()
 
     # ---- computation -------------------------------------------------------------------------
 
