@@ -10,6 +10,7 @@ from typing import Any
 from triptych.checkpoint import find, read, write
 from triptych.checkpoint.index import Id
 from triptych.errors import CheckpointError, Problem
+from triptych.plan.families import family_of
 from triptych.runtime.engine import Engine
 from triptych.train.job import Job
 from triptych.train.progress import Reporter
@@ -67,7 +68,9 @@ class Checkpoints:
             return None
         state = read.state(path)
         require_same_stream(path, state.get("stream", {}), self._stream)
-        require_same_frozen(path, read.complete_index(path).tensors, self._engine.frozen)
+        is_buffer = family_of(self._engine.model.family).is_buffer
+        stored = [i for i in read.complete_index(path).tensors if not is_buffer(i[1])]
+        require_same_frozen(path, stored, self._engine.frozen)
         read.load(path, self._engine.shards(), verify=False)  # its checksums were just compared
         position = Position(int(state["step"]), int(state["samples"]))
         self._engine.after_load(position.step, state)

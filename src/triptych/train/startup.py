@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from triptych.errors import RunError
 from triptych.model.count import parameters
 from triptych.model.model import Model
+from triptych.plan.families import family_of
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import placement, stages_of_rank
 from triptych.runtime.engine import Engine
@@ -32,7 +33,9 @@ class Built:
 
 def built(engine: Engine) -> Built:
     """What a rank has built."""
-    weights = [s for s in engine.shards() if s.kind == "weight" and s.saved]
+    is_buffer = family_of(engine.model.family).is_buffer
+    saved = [s for s in engine.shards() if s.kind == "weight" and s.saved]
+    weights = [shard for shard in saved if not is_buffer(shard.name)]
     elements = sum(shard.tensor.numel() for shard in weights)
     frozen = sum(shard.tensor.numel() for shard in weights if shard.name in engine.frozen)
     return Built(engine.mesh.coordinates.pp, elements, frozen, engine.dtypes())

@@ -18,7 +18,8 @@ from triptych.model.hf import from_config
 from triptych.plan.freeze import frozen_names, known_names
 from triptych.plan.plan import Plan, Precision
 from triptych.runtime.build.slots import logical_names
-from triptych.runtime.build.zoo import skeleton
+from triptych.runtime.build.zoo import skeleton, stored_buffers
+from triptych.train.startup import built, startup_lines
 
 CONFIG = tiny_config()
 MODEL = from_config(CONFIG, "tiny")
@@ -170,15 +171,28 @@ def test_patterns_that_match_nothing_are_named_with_near_ones() -> None:
         frozen_names(["*"], known_names(MODEL), MODEL)
 
 
-def test_no_family_stores_buffers_beside_its_parameters() -> None:
-    """So a checkpoint of all weights is all that the model has on disk."""
+def test_what_a_family_stores_are_its_parameters_and_the_buffers_that_it_names() -> None:
+    """So a checkpoint has all that the model has on disk, whatever trains."""
 
     def body() -> list[str]:
         found = []
         for case in FAMILIES:
             model = skeleton(family_config(case))
             named = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+            named |= set(stored_buffers(model))
             found += [f"{case}: {name}" for name in model.state_dict() if name not in named]
         return found
 
     assert run_ranks(1, body) == [[]]
+
+
+def test_buffers_are_not_counted_as_parameters() -> None:
+    config = family_config("deepseek_v3")
+    plan = Plan.uniform(4)
+    lines = run_ranks(
+        1,
+        lambda: startup_lines(
+            plan, from_config(config, "tiny"), [built(make_engine(plan, config))]
+        ),
+    )[0]
+    assert any(line.startswith("all stages: 4 layers") for line in lines)
