@@ -13,6 +13,7 @@ from layouts import batch_of, make_engine, split, tiny_config
 from triptych.plan.families import FAMILIES
 from triptych.plan.plan import Plan
 from triptych.runtime.engine import Engine, RouterSettings
+from triptych.runtime.expert.balance import AS_CONFIGURED
 
 VOCAB = 128
 GATE = "block_sparse_moe.gate.weight"
@@ -65,7 +66,7 @@ def stock(
 def gradients_of(
     plan: Plan,
     config: dict[str, Any],
-    router: RouterSettings | None = None,
+    router: RouterSettings = AS_CONFIGURED,
     *,
     sequences: int = 4,
     length: int = 16,

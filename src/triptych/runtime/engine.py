@@ -35,7 +35,12 @@ from triptych.runtime.data.pieces import weight_shards
 from triptych.runtime.data.sharding import Shardings
 from triptych.runtime.data.units import Residence, units_of
 from triptych.runtime.dropout import Masks, place_dropout
-from triptych.runtime.expert.balance import RouterLog, RouterResult, RouterSettings
+from triptych.runtime.expert.balance import (
+    AS_CONFIGURED,
+    RouterLog,
+    RouterResult,
+    RouterSettings,
+)
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.microbatch import MicroBatch, own_tokens
 from triptych.runtime.pipeline.channels import Channels
@@ -110,16 +115,14 @@ class Engine:
         seed: int = 0,
         optimizer: OptimizerSettings | None = None,
         freeze: Sequence[str] = (),
-        router: RouterSettings | None = None,
+        router: RouterSettings = AS_CONFIGURED,
     ) -> Engine:
         """Makes this rank's engine from a Hugging Face configuration, weights drawn from `seed`.
 
         Parameters that a pattern of `freeze` matches (`plan/freeze.py`) do not train. Raises
-        ModelError for a family outside the allow-list, and for a pattern that matches nothing,
-        PlanError for settings of routers that model or plan cannot have.
+        ModelError for an unknown family or a pattern without match, PlanError for bad `router`s.
         """
         model = from_config(config, name=str(config.get("_name_or_path") or "model"))
-        router = router or RouterSettings()
         router.require_possible(plan, model)
         deferral = Deferral()
         own = {i: _causal_lm(config, plan) for i in stages_of_rank(plan, mesh.coordinates.pp)}
@@ -148,8 +151,7 @@ class Engine:
             stage.to_device(mesh.device)
         for bucket in buckets.buckets:
             with bucket.filling():
-                std = stages[0].initializer_range
-                fill_initial(bucket.slots, model, seed=seed, std=std)
+                fill_initial(bucket.slots, model, seed=seed, std=stages[0].initializer_range)
         if buckets.divides_values:
             Residence(buckets, plan, model).attach(stages)
         return cls(
