@@ -5,7 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LAYOUTS := $(addprefix tests/procs/runtime/test_, layout_equality.py mixed_plans.py \
-  schedules_run.py zero_equality.py ring_attention.py context_layouts.py user_cases_runtime.py) \
+  schedules_run.py zero_equality.py ring_attention.py context_layouts.py user_cases_runtime.py \
+  recompute.py frozen.py) \
   tests/procs/checkpoint/test_checkpoint_plans.py tests/procs/train/test_train_resume.py
 
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider

@@ -13,7 +13,6 @@ from layouts import batch_of, make_engine, split, tiny_config
 from triptych.plan.families import FAMILIES
 from triptych.plan.plan import Plan
 from triptych.runtime.engine import Engine, RouterSettings
-from triptych.runtime.expert.balance import AS_CONFIGURED
 
 VOCAB = 128
 GATE = "block_sparse_moe.gate.weight"
@@ -66,7 +65,7 @@ def stock(
 def gradients_of(
     plan: Plan,
     config: dict[str, Any],
-    router: RouterSettings = AS_CONFIGURED,
+    router: RouterSettings | None = None,
     *,
     sequences: int = 4,
     length: int = 16,

@@ -12,7 +12,6 @@ from ranks import STRICT
 from triptych.model.hf import from_config
 from triptych.plan.plan import Plan, Precision
 from triptych.runtime.engine import Engine, MicroBatch, OptimizerSettings, RouterSettings
-from triptych.runtime.expert.balance import AS_CONFIGURED
 from triptych.runtime.mesh import Mesh
 
 DOUBLE = Precision(
@@ -73,7 +72,7 @@ def split(rows: Sequence[tuple[Any, Any]], plan: Plan, dp_index: int) -> list[Mi
 def make_engine(
     plan: Plan,
     config: dict[str, Any],
-    router: RouterSettings = AS_CONFIGURED,
+    router: RouterSettings | None = None,
     seed: int = 1,
     freeze: Sequence[str] = (),
     **settings: Any,

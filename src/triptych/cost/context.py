@@ -1,7 +1,7 @@
 """What the context ranks of a layer exchange in attention: bytes, and seconds exposed.
 
-A ring passes keys and values of a rank's tokens on in every step in which some rank sees them,
-twice as much in the backward, where gradients go home (domain.md section 3). Ulysses exchanges
+A ring sends those keys and values of a rank's tokens that some rank sees, step by step; twice as
+much in the backward, where gradients go home (domain.md section 3). Ulysses exchanges
 queries, keys, values and outputs, whose heads are dealt to the ranks: as much in each direction.
 """
 
@@ -14,7 +14,7 @@ from triptych.cost.operators import Seconds
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
-from triptych.plan.context import ring_steps
+from triptych.plan.context import ring_reaches
 
 
 def context_bytes(
@@ -26,7 +26,7 @@ def context_bytes(
     if setting.context_method == "ulysses":
         return gather_bytes(setting.context, sum(_dealt_bytes(site, local, setting)))
     rounds = 1 if is_forward else 2
-    return rounds * sum(steps * size for steps, size in _rings(site, local, setting))
+    return rounds * sum(_ring_bytes(site, local, setting))
 
 
 def context_s(
@@ -43,8 +43,7 @@ def context_s(
     if setting.context_method == "ulysses":
         return sum(map(site.context.all_to_all_s, _dealt_bytes(site, local, setting)))
     rounds = 1 if is_forward else 2
-    rings = list(_rings(site, local, setting))
-    sent_s = rounds * sum(steps * site.context.send_s(size) for steps, size in rings)
+    sent_s = rounds * sum(map(site.context.send_s, _ring_bytes(site, local, setting)))
     attention_s = sum(
         piece.forward_s if is_forward else piece.backward_s
         for op, piece in zip(local, seconds, strict=True)
@@ -54,15 +53,15 @@ def context_s(
     return max(0.0, sent_s - hidden_s)
 
 
-def _rings(
-    site: Site, local: tuple[LocalOperator, ...], setting: Setting
-) -> Iterator[tuple[int, float]]:
-    """Of each attention: steps of its ring, and bytes of keys and values that one step moves."""
+def _ring_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> Iterator[float]:
+    """Of each attention and step of its ring: bytes of the keys and values that travel."""
     for op in local:
         if op.operator.kind == "attention":
-            steps = ring_steps(site.sequence_length, setting.context, op.operator.window)
             width = op.kv_heads * (op.operator.head_dim + op.operator.value_dim)
-            yield len(steps), width * site.tokens(setting) * site.rates.element_bytes
+            token_bytes = setting.microbatch * width * site.rates.element_bytes
+            length, window = site.sequence_length, op.operator.window
+            for reach in ring_reaches(length, setting.context, window):
+                yield (reach.stop - reach.start) * token_bytes
 
 
 def _dealt_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> Iterator[float]:

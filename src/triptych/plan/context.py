@@ -50,25 +50,36 @@ def sequence_unit(plan: Plan) -> int:
     return split * plan.cp * chunks
 
 
+class Reach(NamedTuple):
+    """Keys that travel in a step of the ring: a rank's own tokens from `start` to `stop`."""
+
+    step: int
+    start: int
+    stop: int
+
+
 @lru_cache(maxsize=1024)
-def ring_steps(length: int, size: int, window: int | None = None) -> tuple[int, ...]:
-    """The steps of the ring in which some rank r sees keys of rank r - step; all without a window.
+def ring_reaches(length: int, size: int, window: int | None = None) -> tuple[Reach, ...]:
+    """The steps in which some rank r sees keys of rank r - step, and all keys that are seen then.
 
-    With a window w a token sees itself and the w - 1 before it.
+    The same on every rank. With a window w a token sees itself and the w - 1 before it, so that
+    only the ends of chunks travel, to the ranks whose chunks follow.
     """
-    if window is None or window >= length:
-        return tuple(range(1, size))
     held = [pieces(length, size, index) for index in range(size)]
-
-    def meets(step: int) -> bool:
-        return any(
-            keys.start < queries.start < keys.stop + window - 1
+    back = length if window is None else window - 1
+    reaches = []
+    for step in range(1, size):
+        seen = [
+            (keys.at + max(0, queries.start - back - keys.start), keys.at + keys.stop - keys.start)
             for index in range(size)
             for queries in held[index]
             for keys in held[(index - step) % size]
-        )
-
-    return tuple(step for step in range(1, size) if meets(step))
+            if keys.start < queries.start < keys.stop + back
+        ]
+        if seen:
+            starts, stops = zip(*seen, strict=True)
+            reaches.append(Reach(step, min(starts), max(stops)))
+    return tuple(reaches)
 
 
 def heads_problems(plan: Plan, model: Model) -> Iterator[Problem]:

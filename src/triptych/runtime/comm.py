@@ -268,7 +268,7 @@ class Communicator:
             return self._done(tensor)
         self._counted((self.size - 1) / self.size * tensor.nbytes)
         out = torch.empty_like(tensor)
-        if tensor.is_cuda or tensor.nbytes < _DIRECT_BYTES:
+        if self._is_native(tensor) or tensor.nbytes < _DIRECT_BYTES:
             works = [self._launch_all_to_all(out, tensor)]
         else:
             out[self.index].copy_(tensor[self.index])

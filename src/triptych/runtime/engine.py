@@ -8,41 +8,25 @@ end the reductions; gradient norm; clipped update; gather of updated values unde
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from triptych.model.hf import from_config
-from triptych.model.model import Model
 from triptych.plan.context import sequence_unit
-from triptych.plan.freeze import frozen_names
-from triptych.plan.layout import stages_of
 from triptych.plan.plan import Plan
-from triptych.plan.ranks import placement, stages_of_rank
-from triptych.runtime.build.slots import collect_slots, fill_initial, logical_names
-from triptych.runtime.build.stage import StageModule
-from triptych.runtime.build.wide import widen
-from triptych.runtime.build.zoo import require_fixed_rotary, skeleton
-from triptych.runtime.data.buckets import GradientBuckets
+from triptych.plan.ranks import placement
+from triptych.runtime.build.zoo import require_fixed_rotary
 from triptych.runtime.data.live import LiveBytes, live_bytes, live_dtypes
-from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
+from triptych.runtime.data.optimizer import OptimizerSettings
 from triptych.runtime.data.pieces import weight_shards
-from triptych.runtime.data.sharding import Shardings
-from triptych.runtime.data.units import Residence, units_of
-from triptych.runtime.dropout import Masks, place_dropout
-from triptych.runtime.expert.balance import (
-    AS_CONFIGURED,
-    RouterLog,
-    RouterResult,
-    RouterSettings,
-)
+from triptych.runtime.expert.balance import RouterLog, RouterResult, RouterSettings
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.microbatch import MicroBatch, own_tokens
+from triptych.runtime.parts import Parts, make_parts
 from triptych.runtime.pipeline.channels import Channels
 from triptych.runtime.pipeline.interpreter import Interpreter
 from triptych.runtime.precision import dtype_name, torch_dtype
@@ -51,7 +35,6 @@ from triptych.runtime.replicas import differing_replicas
 from triptych.runtime.result import StepResult
 from triptych.runtime.scaling import LossScale
 from triptych.runtime.shard import Shard
-from triptych.runtime.tensor.linear import Deferral
 from triptych.runtime.tensor.loss import IGNORED
 from triptych.schedule.action import Action, Kind
 from triptych.schedule.generate import build_program
@@ -71,38 +54,26 @@ __all__ = [
 class Engine:
     """A rank's share of a model under a plan, ready to train."""
 
-    def __init__(
-        self,
-        *,
-        plan: Plan,
-        model: Model,
-        mesh: Mesh,
-        stages: Sequence[StageModule],
-        deferral: Deferral,
-        buckets: GradientBuckets,
-        optimizer: ShardedAdamW,
-        masks: Masks,
-        lowest_trained: int = 0,
-        frozen: Collection[str] = (),
-    ) -> None:
-        self.plan, self.model, self.mesh = plan, model, mesh
-        self.stages, self.buckets, self.optimizer = stages, buckets, optimizer
-        self._masks, self._lowest = masks, lowest_trained
-        self.frozen = frozen
+    def __init__(self, parts: Parts) -> None:
+        plan, mesh = parts.plan, parts.mesh
+        self.plan, self.model, self.mesh = plan, parts.model, mesh
+        self.stages, self.buckets, self.optimizer = parts.stages, parts.buckets, parts.optimizer
+        self._masks, self._lowest = parts.masks, parts.lowest_trained
+        self.frozen = parts.frozen
         self.loss_scale = LossScale(mesh.device) if plan.precision.scales_loss else None
         self._recorder = Recorder(mesh.device)
-        self._router_log = RouterLog(mesh.device) if model.experts else None
+        self._router_log = RouterLog(mesh.device) if parts.model.experts else None
         self._interpreter = Interpreter(
-            {stage.index: stage for stage in stages},
+            {stage.index: stage for stage in parts.stages},
             channels=Channels(placement(plan), forward=mesh.forward, backward=mesh.backward),
-            deferral=deferral,
+            deferral=parts.deferral,
             recorder=self._recorder,
             dtype=torch_dtype(plan.precision.parameter),
-            hidden=model.hidden,
+            hidden=parts.model.hidden,
             sequence_split=plan.tp if plan.sequence_parallel else 1,
             router_log=self._router_log,
-            masks=masks,
-            lowest_trained=lowest_trained,
+            masks=parts.masks,
+            lowest_trained=parts.lowest_trained,
         )
 
     @classmethod
@@ -115,56 +86,24 @@ class Engine:
         seed: int = 0,
         optimizer: OptimizerSettings | None = None,
         freeze: Sequence[str] = (),
-        router: RouterSettings = AS_CONFIGURED,
+        router: RouterSettings | None = None,
     ) -> Engine:
         """Makes this rank's engine from a Hugging Face configuration, weights drawn from `seed`.
 
         Parameters that a pattern of `freeze` matches (`plan/freeze.py`) do not train. Raises
-        ModelError for an unknown family or a pattern without match, PlanError for bad `router`s.
+        ModelError for a family outside the allow-list, and for a pattern that matches nothing,
+        PlanError for settings of routers that model or plan cannot have.
         """
-        model = from_config(config, name=str(config.get("_name_or_path") or "model"))
-        router.require_possible(plan, model)
-        deferral = Deferral()
-        own = {i: _causal_lm(config, plan) for i in stages_of_rank(plan, mesh.coordinates.pp)}
-        names = logical_names(next(iter(own.values())), model)
-        frozen = frozen_names(freeze, names, model)
-        lowest = min(stages_of(name, plan, model)[0] for name in names - frozen)
-        stages = [
-            StageModule(causal_lm, model, plan, mesh, index, deferral, router)
-            for index, causal_lm in own.items()
-        ]
-        masks = _masks(plan, mesh, seed)
-        for stage in stages:
-            place_dropout(stage, model, mesh.tensor, masks)
-        slots = collect_slots(stages, model, plan, mesh, frozen)
-        buckets = GradientBuckets(
-            slots,
-            Shardings.of(plan, mesh),
-            units_of(stages, plan, model),
-            bucket_bytes=plan.bucket_bytes,
-            values=torch_dtype(plan.precision.parameter),
-            gradients=torch_dtype(plan.precision.gradient),
-            reduction=torch_dtype(plan.precision.reduction),
-            device=mesh.device,
-        )
-        for stage in stages:
-            stage.to_device(mesh.device)
-        for bucket in buckets.buckets:
-            with bucket.filling():
-                fill_initial(bucket.slots, model, seed=seed, std=stages[0].initializer_range)
-        if buckets.divides_values:
-            Residence(buckets, plan, model).attach(stages)
         return cls(
-            plan=plan,
-            model=model,
-            mesh=mesh,
-            stages=stages,
-            deferral=deferral,
-            buckets=buckets,
-            optimizer=ShardedAdamW(buckets, plan, optimizer or OptimizerSettings()),
-            masks=masks,
-            lowest_trained=lowest,
-            frozen=frozen,
+            make_parts(
+                plan,
+                config,
+                mesh,
+                seed=seed,
+                optimizer=optimizer or OptimizerSettings(),
+                freeze=freeze,
+                router=router or RouterSettings(),
+            )
         )
 
     # ---- a step ------------------------------------------------------------------------------
@@ -367,27 +306,6 @@ def _rows(
     schedule: str, num_ranks: int, num_microbatches: int, chunks: int
 ) -> tuple[tuple[Action, ...], ...]:
     return with_communication(build_program(schedule, num_ranks, num_microbatches, chunks)).actions
-
-
-def _causal_lm(config: Mapping[str, Any], plan: Plan) -> nn.Module:
-    causal_lm = skeleton(config)
-    if plan.cp > 1:
-        rule = "under context parallelism the frequencies of all ranks must be the same"
-        require_fixed_rotary(causal_lm, rule, "cp=1")
-    if plan.precision.parameter == "fp64":
-        widen(causal_lm)
-    return causal_lm
-
-
-def _masks(plan: Plan, mesh: Mesh, seed: int) -> Masks:
-    is_split = plan.sequence_parallel and plan.tp > 1
-    return Masks(
-        seed,
-        num_parts=plan.tp if is_split else 1,
-        part_index=mesh.tensor.index if is_split else 0,
-        context_size=plan.cp,
-        device=mesh.device,
-    )
 
 
 _FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})

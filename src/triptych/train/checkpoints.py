@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from triptych.checkpoint import find, read, write
+from triptych.checkpoint.index import Id
 from triptych.errors import CheckpointError, Problem
 from triptych.runtime.engine import Engine
 from triptych.train.job import Job
 from triptych.train.progress import Reporter
 from triptych.train.result import Position
+
+_LISTED = 3  # parameters in a message
+_ANOTHER_RUN = (
+    "another [run] folder, which starts from these weights with `triptych export` and "
+    'init = "weights"'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +58,7 @@ class Checkpoints:
         """Loads the newest intact checkpoint; None if the run has none.
 
         Skipped ones are told. Raises CheckpointError if there are checkpoints but none is intact,
-        or if the run's text, sequence length or seed changed.
+        or if the run's text, sequence length, seed or frozen parameters changed.
         """
         path, warnings = find.newest_intact(self._folder)
         for warning in warnings:
@@ -60,6 +67,7 @@ class Checkpoints:
             return None
         state = read.state(path)
         require_same_stream(path, state.get("stream", {}), self._stream)
+        require_same_frozen(path, read.complete_index(path).tensors, self._engine.frozen)
         read.load(path, self._engine.shards(), verify=False)  # its checksums were just compared
         position = Position(int(state["step"]), int(state["samples"]))
         self._engine.after_load(position.step, state)
@@ -76,10 +84,21 @@ def require_same_stream(path: Path, saved: Mapping[str, Any], now: Stream) -> No
     ]
     if changed:
         rule = "a run goes on with the text, tokenizer, sequence length and seed it began with"
-        works = (
-            "another [run] folder, which starts from these weights with `triptych export` and "
-            'init = "weights"'
-        )
+        works = _ANOTHER_RUN
         raise CheckpointError(
             Problem(f"{path} is of other data: {'; '.join(changed)}", rule, works)
         )
+
+
+def require_same_frozen(path: Path, stored: Collection[Id], frozen: Collection[str]) -> None:
+    """Returns if what trains now has moments, and nothing else. Raises CheckpointError."""
+    names = {kind: {name for k, name in stored if k == kind} for kind in ("weight", "exp_avg")}
+    were_frozen = names["weight"] - names["exp_avg"]
+    then = [f"{name} was frozen then" for name in sorted(were_frozen - set(frozen))]
+    now = [f"{name} is frozen now" for name in sorted(set(frozen) - were_frozen)]
+    if changed := then + now:
+        more = f" and {len(changed) - _LISTED} more" if len(changed) > _LISTED else ""
+        rule = "a run goes on with the parameters frozen that it began with: others have no moments"
+        works = "the same [train] freeze, or " + _ANOTHER_RUN
+        what = f"{path}: {', '.join(changed[:_LISTED])}{more}"
+        raise CheckpointError(Problem(what, rule, works))

@@ -99,7 +99,7 @@ def test_ranks_of_every_family_send_the_bytes_that_are_predicted(
 
 
 @pytest.mark.parametrize("family", ["mistral window", "gemma2"])
-def test_windows_spare_the_steps_of_a_ring_that_are_predicted(family: str) -> None:
+def test_windows_spare_the_keys_that_are_predicted(family: str) -> None:
     _compare(Plan.uniform(4, cp=4), family_config(family) | {"vocab_size": VOCAB})
 
 

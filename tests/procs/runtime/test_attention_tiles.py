@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from triptych.plan.context import pieces, ring_steps
-from triptych.runtime.context.tiles import Sight, Tile, active_steps, tiles
+from triptych.plan.context import pieces, ring_reaches
+from triptych.runtime.context.tiles import Sight, Tile, reaches, tiles
 
 LENGTH = 48
 DOCUMENTS = ((5, 7, 12, 1, 23), (48,), (6, 6, 6, 6, 6, 6, 6, 6))
@@ -68,12 +68,18 @@ def test_tiles_cover_each_visible_score_once(
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("window", [None, 1, 5, 7, 20, 47, 48])
-def test_the_plan_knows_the_steps_in_which_a_window_reaches_other_ranks(
+def test_the_plan_knows_the_keys_of_other_ranks_that_a_window_reaches(
     size: int, window: int | None
 ) -> None:
-    assert ring_steps(LENGTH, size, window) == active_steps(Sight(LENGTH, size, None, window))
+    assert ring_reaches(LENGTH, size, window) == reaches(Sight(LENGTH, size, None, window))
 
 
 def test_documents_that_end_with_their_chunk_need_no_step_at_all() -> None:
-    assert active_steps(Sight(LENGTH, 4, ((6,) * 8,))) == ()
-    assert active_steps(Sight(LENGTH, 4, ((6,) * 8, (5, 7) + (6,) * 6))) == (1,)
+    assert reaches(Sight(LENGTH, 4, ((6,) * 8,))) == ()
+    assert reaches(Sight(LENGTH, 4, ((6,) * 8, (5, 7) + (6,) * 6))) == ((1, 5, 6),)
+
+
+def test_only_the_ends_of_chunks_travel_for_a_window() -> None:
+    """Of 12 tokens a rank: from the early chunk to the next rank, from the late one to the last."""
+    assert ring_reaches(LENGTH, 4, 4) == ((1, 3, 6), (3, 9, 12))
+    assert ring_reaches(LENGTH, 4) == ((1, 0, 12), (2, 0, 12), (3, 0, 12))

@@ -15,6 +15,7 @@ from ranks import run_ranks
 from triptych.errors import ModelError
 from triptych.model.count import parameters
 from triptych.model.hf import from_config
+from triptych.plan.families import family_of
 from triptych.plan.freeze import frozen_names, known_names
 from triptych.plan.plan import Plan, Precision
 from triptych.runtime.build.slots import logical_names
@@ -154,6 +155,15 @@ def test_a_pattern_is_a_name_its_beginning_or_a_glob(pattern: str, count: int) -
     assert names <= set(known_names(MODEL))
 
 
+def test_every_expert_has_a_name_of_its_own() -> None:
+    config = family_config("mixtral")
+    model = from_config(config, "tiny")
+    names = run_ranks(1, lambda: logical_names(skeleton(config), model))[0]
+    assert names <= set(known_names(model))
+    found = frozen_names(["*.experts.3"], known_names(model), model)
+    assert len(found) == 3 * model.num_layers and found <= names
+
+
 def test_a_layer_is_not_those_whose_numbers_begin_alike() -> None:
     deep = from_config(tiny_config(num_hidden_layers=12), "tiny")
     frozen = frozen_names(["layers.1"], known_names(deep), deep)
@@ -170,15 +180,17 @@ def test_patterns_that_match_nothing_are_named_with_near_ones() -> None:
         frozen_names(["*"], known_names(MODEL), MODEL)
 
 
-def test_no_family_stores_buffers_beside_its_parameters() -> None:
-    """So a checkpoint of all weights is all that the model has on disk."""
+def test_no_family_stores_buffers_that_its_row_does_not_name() -> None:
+    """So a checkpoint of all weights and of those is all that the model has on disk."""
 
     def body() -> list[str]:
         found = []
         for case in FAMILIES:
             model = skeleton(family_config(case))
             named = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-            found += [f"{case}: {name}" for name in model.state_dict() if name not in named]
+            row = family_of(family_config(case)["model_type"])
+            stored = [name for name in model.state_dict() if not row.is_buffer(name)]
+            found += [f"{case}: {name}" for name in stored if name not in named]
         return found
 
     assert run_ranks(1, body) == [[]]

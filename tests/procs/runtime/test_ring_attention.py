@@ -192,12 +192,15 @@ def test_values_may_be_narrower_than_keys(method: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_ring_sends_keys_and_values_once_round_and_back_with_gradients(size: int) -> None:
-    """A window of 7 over chunks of 6 or 12 tokens reaches the chunk before: a neighbour has it."""
-    keys_and_values = 2 * BATCH * KV_HEADS * (LENGTH // size) * DIM * 8
-    steps = {"plain": size - 1, "window": {2: 1, 4: 2}[size]}
-    for answer in run_ranks(size, _split, "ring", list(steps)):
-        for (_, _, forward, both), count in zip(answer, steps.values(), strict=True):
-            assert (forward, both) == (count * keys_and_values, 3 * count * keys_and_values)
+    """A window of 7 reaches 6 tokens back into the chunk before, which a neighbour has.
+
+    Four ranks have chunks of 6; of two, each has such tokens in both its chunks of 12.
+    """
+    token_bytes = 2 * BATCH * KV_HEADS * DIM * 8
+    tokens = {"plain": (size - 1) * LENGTH // size, "window": {2: 18, 4: 6 + 6}[size]}
+    for answer in run_ranks(size, _split, "ring", list(tokens)):
+        for (_, _, forward, both), count in zip(answer, tokens.values(), strict=True):
+            assert (forward, both) == (count * token_bytes, 3 * count * token_bytes)
 
 
 def test_ulysses_sends_its_share_of_queries_keys_values_and_outputs() -> None:
@@ -207,6 +210,22 @@ def test_ulysses_sends_its_share_of_queries_keys_values_and_outputs() -> None:
         sent = (size - 1) / size * whole
         for answer in run_ranks(size, _split, "ulysses", ["plain"]):
             assert answer[0][2:] == (sent, 2 * sent)
+
+
+def _dealt(elements: int) -> bool:
+    """Part j of rank i says (i, j): what arrives says who sent it, and to whom."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    kind = StrictCommunicator if STRICT else Communicator
+    comm = kind("context", range(size), rank, dist.group.WORLD, Counters())
+    marks = torch.arange(size)[:, None].expand(size, elements)
+    arrived = comm.all_to_all((10 * rank + marks).contiguous())
+    dist.barrier()
+    return torch.equal(arrived, 10 * marks + rank)
+
+
+@pytest.mark.parametrize("elements", [3, 1 << 16])
+def test_an_all_to_all_deals_parts_small_and_large(elements: int) -> None:
+    assert run_ranks(3, _dealt, elements) == [True] * 3
 
 
 @pytest.mark.parametrize("method", ["ring", "ulysses"])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import step_folder
 from layouts import batch_of, make_engine, split, tiny_config
 from ranks import run_ranks
+from tiny_runs import metrics
+from verbs import Ranks, job
 
+from triptych.checkpoint.folder import STATE
 from triptych.plan.plan import Plan, Precision
 from triptych.runtime.engine import Engine
 from triptych.runtime.tensor.linear import Linear
@@ -105,3 +111,23 @@ def test_pub_022_what_is_shown_at_start_is_what_the_tensors_are(settings: dict[s
             assert all("master" in text and "fp32" in text for text in warnings)
 
     run_ranks(2, body)
+
+
+def test_pub_022_a_job_in_fp16_shows_its_dtypes_and_keeps_its_loss_scale(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    path = job(tmp_path)
+    settings = ('parallel.precision="fp16"', "checkpoint.every=2")
+    ended = ranks.done("train", path, "--plan", "dp=2,zero=1", "--set", "train.steps=2", *settings)
+    assert "dtypes: parameter fp16, compute fp16, gradient fp32, reduction fp32" in ended.err
+    state = step_folder(tmp_path / "run", 2) / STATE
+    kept = json.loads(state.read_text())
+    assert kept["scaling"] == {"loss_scale": 2.0**16, "good_steps": 2.0, "skipped_steps": 0.0}
+    ended = ranks.done("train", path, "--plan", "dp=2,zero=1", "--set", "train.steps=4", *settings)
+    assert "after step 2" in ended.err
+    steps = [line for line in metrics(path) if "loss" in line]
+    assert [line["loss_scale"] for line in steps] == [2.0**16] * 4
+    assert json.loads((step_folder(tmp_path / "run", 4) / STATE).read_text())["scaling"] == {
+        **kept["scaling"],
+        "good_steps": 4.0,
+    }

@@ -85,6 +85,11 @@ def test_pub_041_a_job_names_what_it_freezes(ranks: Ranks, tmp_path: Path) -> No
     moved = {name for (kind, name), t in last.items() if not torch.equal(t, first[kind, name])}
     still = {name for kind, name in last if kind == "weight"} - moved
     assert all("embed_tokens" in name or ".layers.0." in name for name in still) and len(still) > 9
+    others = ("train.steps=6", 'train.freeze=["layers.0", "norm"]')
+    changed = ranks("train", path, "--plan", "dp=2,zero=3", "--set", *others)
+    assert changed.code != 0
+    assert "model.embed_tokens.weight was frozen then" in changed.err
+    assert "model.norm.weight is frozen now" in changed.err
 
 
 def test_pub_041_a_pattern_that_matches_nothing_stops_before_anything_is_written(

@@ -101,6 +101,20 @@ def test_mixed_precision_holds_18_bytes_a_parameter_and_fp32_holds_16() -> None:
         assert sum(state[:3]) == expected * held
 
 
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_gradients_that_travel_in_another_dtype_are_copies(zero: int) -> None:
+    """Whole ones all at once; divided ones a bucket (with ZeRO-3 a unit) or two at a time."""
+    model = llama()
+    kept = [
+        plan(model, dp=4, zero=zero, precision=Precision(parameter="bf16", reduction=word))
+        for word in ("fp32", "bf16")
+    ]
+    costs = frame_of(model, kept[0]).costs
+    plain, copied = (state_bytes(costs, Storage.of(chosen))[3] for chosen in kept)
+    elements = costs[0].holdings.total if zero < 3 else 2 * costs[0].largest_unit
+    assert copied - plain == 2 * elements
+
+
 def test_1f1b_keeps_fewer_micro_batches_than_gpipe() -> None:
     model = llama(layers=8)
     chosen = plan(model, pp=4)

@@ -110,12 +110,12 @@ def test_ring_attention_passes_keys_and_values_round() -> None:
     assert traffic.context == pytest.approx(BATCH * LAYERS * 3 * 3 * chunk)
 
 
-def test_a_window_spares_the_steps_in_which_no_rank_sees_another_s_keys() -> None:
-    """A neighbour holds the chunk before each: the one rank before, or the one behind."""
+def test_a_window_spares_the_keys_that_no_other_rank_sees() -> None:
+    """Two tokens of each chunk go to the neighbour that has the next: 4 of 3 x 32 tokens."""
     whole = llama(kv_heads=4)
-    attention = replace(whole.blocks[0].attention, window=2)
+    attention = replace(whole.blocks[0].attention, window=3)
     windowed = replace(whole, blocks=(replace(whole.blocks[0], attention=attention),) * LAYERS)
-    assert sent(windowed, cp=4).context == pytest.approx(sent(whole, cp=4).context * 2 / 3)
+    assert sent(windowed, cp=4).context == pytest.approx(sent(whole, cp=4).context * 4 / 96)
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4, 8])

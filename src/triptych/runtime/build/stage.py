@@ -22,13 +22,7 @@ from triptych.plan.plan import Plan, part
 from triptych.runtime.attention import split_sequence
 from triptych.runtime.build.zoo import stored_buffers
 from triptych.runtime.context.tiles import Documents
-from triptych.runtime.expert.balance import (
-    AS_CONFIGURED,
-    ROUTED,
-    Balancer,
-    Routed,
-    RouterSettings,
-)
+from triptych.runtime.expert.balance import ROUTED, Balancer, Routed, RouterSettings
 from triptych.runtime.expert.experts import experts_of
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.recompute import LayerInputs, recompute_attention, recompute_layer
@@ -89,7 +83,7 @@ class StageModule(nn.Module):
         mesh: Mesh,
         index: int,
         deferral: Deferral,
-        router: RouterSettings = AS_CONFIGURED,
+        router: RouterSettings | None = None,
     ) -> None:
         super().__init__()
         stage = plan.stages[index]
@@ -110,7 +104,7 @@ class StageModule(nn.Module):
         self._tensor = mesh.tensor
         self._context, self._context_method = mesh.context, plan.context_method
         self._expert = mesh.expert
-        self._router = router
+        self._router = router or RouterSettings()
         self._sequence_parallel = plan.sequence_parallel and plan.tp > 1
         start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
         self._vocabulary = Vocabulary(start, stop, mesh.tensor)

@@ -1,8 +1,9 @@
 """Ring attention: queries stay, keys and values of other ranks come by, tile after tile.
 
 In step s rank r gets the keys of rank r - s and computes what its queries see of them
-(`tiles.py`); a step in which no rank sees anything is left out, so short documents and windows
-send little. Without either, with chunks r (early) and 2c-1-r (late) on rank r:
+(`tiles.py`). Keys that no rank sees in a step stay where they are, and so does a step without any:
+short documents and windows send little. Without either, with chunks r (early) and 2c-1-r (late) on
+rank r:
 
     j = r   plain causal attention within the rank's own tokens
     j < r   all queries attend to the early half of j's keys, none to the late half
@@ -12,19 +13,21 @@ so every step costs half a block, on every rank alike. In the backward the keys 
 and their gradients go home at once. A ring of one rank is attention over its own tiles.
 
 Source: Liu et al. 2023 (ring attention); the split of Megatron-LM (domain.md section 3).
-Cost: K and V of a rank's tokens sent per rank and step forward; the same and as many bytes of
-gradients backward.
+Cost: K and V of a rank's tokens that are seen sent per rank and step forward; the same and as many
+bytes of gradients backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from triptych.plan.context import Reach
 from triptych.runtime.comm import Communicator, Pending
 from triptych.runtime.context.block import Attended, Scores, attend, attend_backward, merge
-from triptych.runtime.context.tiles import Sight, Tile, active_steps, tiles
+from triptych.runtime.context.tiles import Sight, Tile, reaches, tiles
 
 MASKED_QUERIES = 256
 """Queries of a tile with a window or written-out scores: bounds its mask and its scores."""
@@ -72,9 +75,9 @@ class _Ring(torch.autograd.Function):
     ) -> torch.Tensor:
         q, own = q.contiguous(), torch.cat((k, v), dim=-1)
         whole = _nothing(q, v, is_summed=sight.size > 1)
-        for kv, tiled in _visits(own, sight, comm):
+        for visit, kv, tiled in _visits(own, sight, comm):
             for tile in tiled:
-                keys, values = _keys(kv, tile, q)
+                keys, values = _parted(_of_keys(kv, tile, visit), q)
                 _add(whole, tile, attend(_of(q, tile), keys, values, scores, tile))
         if sinks is not None:
             whole = _drained(whole, sinks)
@@ -87,23 +90,24 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         q, own, out, lse, sinks = ctx.saved_tensors
-        grad, comm, returning = grads[0].contiguous(), ctx.comm, None
+        grad, comm = grads[0].contiguous(), ctx.comm
         grad_q, grad_own = (torch.zeros_like(x, dtype=lse.dtype) for x in (q, own))
-        for step, (kv, tiled) in zip(_steps(ctx.sight), _visits(own, ctx.sight, comm), strict=True):
-            grad_kv = torch.zeros_like(own) if step else grad_own
+        returning: list[tuple[Reach, Pending]] = []
+        for visit, kv, tiled in _visits(own, ctx.sight, comm):
+            grad_kv = torch.zeros_like(kv) if visit.step else grad_own
             for tile in tiled:
-                keys, values = _keys(kv, tile, q)
+                keys, values = _parted(_of_keys(kv, tile, visit), q)
                 whole = Attended(_of(out, tile), _of(lse, tile))
                 part = attend_backward(
                     _of(grad, tile), _of(q, tile), keys, values, whole, ctx.scores, tile
                 )
                 _of(grad_q, tile).add_(part[0])
-                _of(grad_kv, tile, keys=True).add_(torch.cat(part[1:], dim=-1))
-            if returning is not None:
-                grad_own += returning.wait()
-            returning = comm.start_shift(grad_kv, torch.empty_like(own), by=-step) if step else None
-        if returning is not None:
-            grad_own += returning.wait()
+                _of_keys(grad_kv, tile, visit).add_(torch.cat(part[1:], dim=-1))
+            _come_home(grad_own, returning)
+            if visit.step:
+                home = comm.start_shift(grad_kv, torch.empty_like(grad_kv), by=-visit.step)
+                returning.append((visit, home))
+        _come_home(grad_own, returning)
         grad_k, grad_v = _parted(grad_own.to(own.dtype), q)
         grad_sinks = _sink_gradient(grad, out, lse, sinks)
         return grad_q.to(q.dtype), grad_k, grad_v, grad_sinks, None, None, None
@@ -112,24 +116,26 @@ class _Ring(torch.autograd.Function):
 # --- whose keys --------------------------------------------------------------------------------
 
 
-def _steps(sight: Sight) -> tuple[int, ...]:
-    return (0, *active_steps(sight))
-
-
-def _visits(own: torch.Tensor, sight: Sight, comm: Communicator | None) -> Any:
+def _visits(
+    own: torch.Tensor, sight: Sight, comm: Communicator | None
+) -> Iterator[tuple[Reach, torch.Tensor, tuple[Tile, ...]]]:
     """Keys and values of one rank after the other, this one's first, with the tiles to compute."""
-    mine, steps = comm.index if comm is not None else 0, _steps(sight)
+    mine = comm.index if comm is not None else 0
+    visits = (Reach(0, 0, own.shape[2]), *reaches(sight))
     arriving: Pending | None = None
-    for step, following in zip(steps, (*steps[1:], None), strict=True):
+    for visit, following in zip(visits, (*visits[1:], None), strict=True):
         kv = own if arriving is None else arriving.wait()
         if comm is not None and following is not None:
-            arriving = comm.start_shift(own, torch.empty_like(own), by=following)
-        yield kv, tiles(sight, mine, (mine - step) % sight.size)
+            seen = own[:, :, following.start : following.stop].contiguous()
+            arriving = comm.start_shift(seen, torch.empty_like(seen), by=following.step)
+        yield visit, kv, tiles(sight, mine, (mine - visit.step) % sight.size)
 
 
-def _keys(kv: torch.Tensor, tile: Tile, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tile's keys and values."""
-    return _parted(_of(kv, tile, keys=True), q)
+def _come_home(grad_own: torch.Tensor, returning: list[tuple[Reach, Pending]]) -> None:
+    """Adds the gradients of this rank's keys and values that others have sent back."""
+    for visit, pending in returning:
+        grad_own[:, :, visit.start : visit.stop] += pending.wait()
+    returning.clear()
 
 
 def _parted(kv: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,10 +143,18 @@ def _parted(kv: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return kv[..., : q.shape[-1]], kv[..., q.shape[-1] :]
 
 
-def _of(x: torch.Tensor, tile: Tile, keys: bool = False) -> torch.Tensor:
-    """A tile's part of what is laid out as queries (or keys) are."""
-    rows = slice(None) if tile.row is None else slice(tile.row, tile.row + 1)
-    return x[rows, :, tile.keys if keys else tile.queries]
+def _of(x: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """A tile's part of what is laid out as queries are."""
+    return x[_rows(tile), :, tile.queries]
+
+
+def _of_keys(kv: torch.Tensor, tile: Tile, visit: Reach) -> torch.Tensor:
+    """A tile's part of the keys of a visit, or of what is laid out as they are."""
+    return kv[_rows(tile), :, tile.keys.start - visit.start : tile.keys.stop - visit.start]
+
+
+def _rows(tile: Tile) -> slice:
+    return slice(None) if tile.row is None else slice(tile.row, tile.row + 1)
 
 
 # --- putting together --------------------------------------------------------------------------

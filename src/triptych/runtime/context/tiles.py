@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from triptych.plan.context import Piece, pieces
+from triptych.plan.context import Piece, Reach, pieces
 
 Documents = tuple[tuple[int, ...], ...]
 """For each row of a micro-batch the lengths of its documents, in order; they fill the row."""
@@ -90,14 +90,15 @@ def tiles(sight: Sight, mine: int, theirs: int) -> tuple[Tile, ...]:
 
 
 @lru_cache(maxsize=1024)
-def active_steps(sight: Sight) -> tuple[int, ...]:
-    """The steps in which some rank r sees a key of rank r - step; the same on every rank."""
-    size = sight.size
-    return tuple(
-        step
-        for step in range(1, size)
-        if any(tiles(sight, rank, (rank - step) % size) for rank in range(size))
-    )
+def reaches(sight: Sight) -> tuple[Reach, ...]:
+    """The steps in which some rank r sees keys of rank r - step, and which; see `plan.context`."""
+    found = []
+    for step in range(1, sight.size):
+        pairs = ((rank, (rank - step) % sight.size) for rank in range(sight.size))
+        seen = [tile.keys for mine, theirs in pairs for tile in tiles(sight, mine, theirs)]
+        if seen:
+            found.append(Reach(step, min(s.start for s in seen), max(s.stop for s in seen)))
+    return tuple(found)
 
 
 def _plain(sight: Sight, mine: int, theirs: int) -> Tile:

@@ -68,9 +68,6 @@ class RouterSettings:
         return float(getattr(config, "router_aux_loss_coef", 0.0)) if applies else 0.0
 
 
-AS_CONFIGURED = RouterSettings()
-
-
 class RouterResult(NamedTuple):
     """What the routers of all layers gave in a step: both losses, and choices dropped."""
 
