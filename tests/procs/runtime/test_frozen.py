@@ -160,8 +160,8 @@ def test_every_expert_has_a_name_of_its_own() -> None:
     model = from_config(config, "tiny")
     names = run_ranks(1, lambda: logical_names(skeleton(config), model))[0]
     assert names <= set(known_names(model))
-    found = frozen_names(["*.experts.3"], known_names(model), model)
-    assert len(found) == 3 * model.num_layers and found <= names
+    found = frozen_names(["*.experts.3"], names, model)
+    assert len(found) == 3 * model.num_layers
 
 
 def test_a_layer_is_not_those_whose_numbers_begin_alike() -> None:
