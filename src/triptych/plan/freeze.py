@@ -45,9 +45,16 @@ def known_names(model: Model) -> list[str]:
     names += [family.name_of(part) for part in parts if part is not None]
     names += [family.name_of(family.norm).replace(".weight", ".bias")]
     names += [] if model.tied else [family.head_name]
+    kinds = [name for kind in family.rules for name in _numbered(kind, model)]
     for layer in range(model.num_layers):
-        names += [f"{family.trunk}.{family.layers}.{layer}.{kind}" for kind in family.rules]
+        names += [f"{family.trunk}.{family.layers}.{layer}.{kind}" for kind in kinds]
     return names
+
+
+def _numbered(kind: str, model: Model) -> list[str]:
+    """A name below a layer; for every expert if it is that of any."""
+    count = model.experts.count if "*" in kind and model.experts else 1
+    return [kind.replace("*", str(expert)) for expert in range(count)]
 
 
 def _matches(pattern: str, name: str, family: Family) -> bool:

@@ -35,14 +35,14 @@ FAMILIES = {
 }
 
 
-def _train(plan: Plan, family: str) -> Run:
+def _train(plan: Plan, family: str, freeze: str) -> Run:
     # Noise of gradients close to zero, which Adam's usual eps would magnify.
-    return train(plan, family_config(family), eps=1e-2)
+    return train(plan, family_config(family), eps=1e-2, freeze=[freeze] if freeze else [])
 
 
-def _runs(family: str, **degrees: Any) -> Run:
+def _runs(family: str, freeze: str = "", **degrees: Any) -> Run:
     plan = Plan.uniform(4, precision=DOUBLE, **degrees)
-    return merge(run_ranks(plan.world_size, _train, plan, family))
+    return merge(run_ranks(plan.world_size, _train, plan, family, freeze))
 
 
 @cache
@@ -55,3 +55,9 @@ def _one_process(family: str) -> Run:
 )
 def test_experts_on_several_ranks_are_those_of_one_process(family: str, layout: str) -> None:
     assert_equal_runs(_runs(family, **LAYOUTS[layout]), _one_process(family), 1e-12)
+
+
+@pytest.mark.parametrize("freeze", ["*.experts.*", "*.gate.weight"])
+def test_frozen_experts_or_routers_are_those_of_one_process(freeze: str) -> None:
+    found = _runs("mixtral", freeze, dp=2, ep=2, zero=3)
+    assert_equal_runs(found, _runs("mixtral", freeze), 1e-12)

@@ -155,6 +155,15 @@ def test_a_pattern_is_a_name_its_beginning_or_a_glob(pattern: str, count: int) -
     assert names <= set(known_names(MODEL))
 
 
+def test_every_expert_has_a_name_of_its_own() -> None:
+    config = family_config("mixtral")
+    model = from_config(config, "tiny")
+    names = run_ranks(1, lambda: logical_names(skeleton(config), model))[0]
+    assert names <= set(known_names(model))
+    found = frozen_names(["*.experts.3"], names, model)
+    assert len(found) == 3 * model.num_layers
+
+
 def test_a_layer_is_not_those_whose_numbers_begin_alike() -> None:
     deep = from_config(tiny_config(num_hidden_layers=12), "tiny")
     frozen = frozen_names(["layers.1"], known_names(deep), deep)
