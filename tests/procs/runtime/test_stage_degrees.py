@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from family_samples import family_config
 from layouts import DOUBLE, Run, assert_equal_runs, batch_of, make_engine, merge, tiny_config, train
 from ranks import run_ranks
 
@@ -26,8 +27,9 @@ SEQUENCES, LENGTH = 12, 23  # a length that nothing divides
 
 
 MODELS: dict[str, dict[str, Any]] = {
-    "tied": {"num_key_value_heads": 4, "tie_word_embeddings": True, "vocab_size": 503},
-    "untied": {"num_key_value_heads": 4},
+    "tied": tiny_config(num_key_value_heads=4, tie_word_embeddings=True, vocab_size=503),
+    "untied": tiny_config(num_key_value_heads=4),
+    "experts": family_config("qwen3_moe"),
 }
 
 
@@ -42,7 +44,7 @@ def plan_of(*degrees: dict[str, Any], chunks: int = 1, **settings: Any) -> Plan:
 
 ONE: dict[str, Any] = {}
 TP2, TP3, DP2, DP3, DP4 = {"tensor": 2}, {"tensor": 3}, {"data": 2}, {"data": 3}, {"data": 4}
-CP2, BOTH = {"context": 2}, {"tensor": 2, "data": 2}
+CP2, EP2, BOTH = {"context": 2}, {"expert": 2}, {"tensor": 2, "data": 2}
 SP = {"sequence_parallel": True}
 LAYOUTS: dict[str, Plan] = {
     "TP2|DP2": plan_of(TP2, DP2, microbatch=4),
@@ -68,12 +70,17 @@ LAYOUTS: dict[str, Plan] = {
     ),
     "PP2 on devices of their own": plan_of({"devices": (1,)}, {"devices": (0,)}, microbatch=4),
 }
+EXPERTS: dict[str, Plan] = {
+    "EP2|TP2 ZeRO-3": plan_of(DP2 | EP2, TP2, microbatch=2, zero=3),
+    "DP2|EP4xDP4 ZeRO-1": plan_of(DP2, DP4 | {"expert": 4}, microbatch=2, zero=1),
+    "DP4xEP2|EP2": plan_of(DP4 | EP2, DP2 | EP2, microbatch=1),
+}
 DRAWN = 8
 
 
 def _draw(generator: random.Random) -> Plan:
     """A legal plan of at most 8 ranks whose stages differ."""
-    model = from_config(tiny_config(**MODELS["tied"]), name="tiny")
+    model = from_config(MODELS["tied"], name="tiny")
     work = Workload(sequence_length=24, global_batch=SEQUENCES)
     while True:
         schedule = generator.choice(list(TRAITS))
@@ -109,7 +116,7 @@ def _drawn() -> dict[str, Plan]:
 
 
 UNTIED = ("TP2+SP|DP2 ZeRO-2", "TP2|DP3 ZB-V ZeRO-3", "CP2|TP2")
-LAYOUTS |= _drawn()
+LAYOUTS |= EXPERTS | _drawn()
 
 
 @cache
@@ -119,7 +126,7 @@ def _reference(model: str, double: bool) -> Run:
 
 def _train(plan: Plan, model: str, double: bool) -> list[Run]:
     plan = plan.with_(precision=DOUBLE if double else FP32)
-    config = tiny_config(**MODELS[model])
+    config = MODELS[model]
     settings = {"clip_norm": 0.0 if double else 0.5, "eps": 1e-2}
 
     def body() -> Run:
@@ -131,7 +138,8 @@ def _train(plan: Plan, model: str, double: bool) -> list[Run]:
 @pytest.mark.parametrize(
     ("layout", "model", "double"),
     [
-        *((layout, "tied", True) for layout in LAYOUTS),
+        *((layout, "tied", True) for layout in LAYOUTS if layout not in EXPERTS),
+        *((layout, "experts", True) for layout in EXPERTS),
         *((layout, "untied", True) for layout in UNTIED),
         *((layout, "tied", False) for layout in ("TP2|DP2", "DP4|TP2xDP2 ZeRO-3")),
     ],
@@ -163,7 +171,7 @@ def _rounds(plan: Plan, at: Coordinates, seed: int) -> list[MicroBatch]:
 
 def _everything(plan: Plan) -> dict[str, Any]:
     """What one rank sees of micro-batches of other lengths, evaluation, replicas, timeline."""
-    engine = make_engine(plan, tiny_config(**MODELS["tied"]))
+    engine = make_engine(plan, MODELS["tied"])
     at = engine.mesh.coordinates
     found: dict[str, Any] = {"at": at, "losses": [], "sent": []}
     for seed in (0, 10):
