@@ -7,6 +7,7 @@ gradient visible through the shards that a checkpoint would save.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,44 +16,54 @@ import torch
 import torch.distributed as dist
 
 from triptych.model.hf import from_config
+from triptych.plan.layout import layer_of
 from triptych.plan.plan import Plan
 from triptych.plan.share import Share
 from triptych.plan.workload import Workload
-from triptych.runtime.engine import Engine, MicroBatch
+from triptych.runtime.engine import Engine, MicroBatch, OptimizerSettings
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.replicas import differing_replicas
 from triptych.runtime.tensor.loss import IGNORED
 
 _UNTRAINED = 0.2  # share of labels that do not count, so that token counts differ
 _LEARNING_RATE = 1e-3
+_OPTIMIZER = OptimizerSettings(eps=1e-2)  # a small one magnifies the noise of tiny gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What a layout computed. `gradients` are whole, by name, on rank 0 and empty elsewhere.
+    """What a layout computed: `gradients` of the first step, and `weights` after the last.
 
-    `replicas` names parameters whose copies are not bitwise equal over the ranks.
+    Both are whole, by name, on rank 0 and empty elsewhere. `replicas` names parameters whose copies
+    are not bitwise equal over the ranks.
     """
 
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     gradients: Mapping[str, torch.Tensor]
+    weights: Mapping[str, torch.Tensor]
     replicas: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The largest relative differences of two traces, and the gradient that differs most."""
+    """The largest relative differences of two traces.
+
+    `worst` is the gradient that differs most. `first` is the first parameter, in the order of a
+    forward, whose gradient or weight differs by more than the tolerance; None if none does.
+    """
 
     loss: float
     norm: float
     gradient: float
+    weight: float
     worst: str
+    first: str | None
 
     @property
     def largest(self) -> float:
-        """The largest of the three."""
-        return max(self.loss, self.norm, self.gradient)
+        """The largest of the four."""
+        return max(self.loss, self.norm, self.gradient, self.weight)
 
 
 def trace(
@@ -61,7 +72,7 @@ def trace(
     """Trains a few steps on random tokens under a plan; collective over its ranks."""
     kv_heads = from_config(config, name="model").kv_heads
     mesh = Mesh.create(plan, kv_heads=kv_heads)
-    engine = Engine.build(plan, config, mesh, seed=seed)
+    engine = Engine.build(plan, config, mesh, seed=seed, optimizer=_OPTIMIZER)
     losses, norms = [], []
     gradients: dict[str, torch.Tensor] = {}
     for step in range(steps):
@@ -70,30 +81,45 @@ def trace(
         losses.append(result.loss)
         norms.append(result.grad_norm)
         if step == 0:
-            gradients = _moments(engine)
+            gradients = _whole(engine, "exp_avg")
     return Trace(
         losses=tuple(losses),
         norms=tuple(norms),
         gradients=gradients,
+        weights=_whole(engine, "weight"),
         replicas=tuple(differing_replicas(engine.shards())),
     )
 
 
-def difference(one: Trace, other: Trace) -> Difference:
+def difference(one: Trace, other: Trace, tolerance: float) -> Difference:
     """How far two traces are apart. Both must hold the same parameters."""
-    assert one.gradients.keys() == other.gradients.keys()
-    by_name = {
-        name: float((other.gradients[name] - gradient).abs().max())
-        / max(float(gradient.abs().max()), 1e-30)
-        for name, gradient in one.gradients.items()
-    }
-    worst = max(by_name, key=by_name.__getitem__)
+    gradients, weights = (
+        {name: _relative(tensor, theirs[name]) for name, tensor in ours.items()}
+        for ours, theirs in ((one.gradients, other.gradients), (one.weights, other.weights))
+    )
+    wrong = [
+        name for found in (gradients, weights) for name in found if not found[name] <= tolerance
+    ]
+    worst = max(gradients, key=gradients.__getitem__)
     return Difference(
         loss=_largest(one.losses, other.losses),
         norm=_largest(one.norms, other.norms),
-        gradient=by_name[worst],
+        gradient=gradients[worst],
+        weight=max(weights.values()),
         worst=worst,
+        first=min(wrong, key=_place, default=None),
     )
+
+
+def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((other - one).abs().max()) / max(float(one.abs().max()), 1e-30)
+
+
+def _place(name: str) -> tuple[float, str]:
+    """Where a forward uses a parameter: embeddings, layers by number, what follows them."""
+    layer = layer_of(name)
+    is_early = any(word in name for word in ("embed_tokens", "embed_in", "wte", "wpe"))
+    return (-1 if is_early else math.inf) if layer is None else layer, name
 
 
 def _largest(values: Sequence[float], others: Sequence[float]) -> float:
@@ -110,12 +136,12 @@ def _share(share: Share, workload: Workload, vocab: int, seed: int) -> list[Micr
     return [MicroBatch(ids[rows], labels[rows]) for rows in map(list, chunks)]
 
 
-def _moments(engine: Engine) -> dict[str, torch.Tensor]:
-    """The first moments of all parameters, put together on rank 0."""
+def _whole(engine: Engine, kind: str) -> dict[str, torch.Tensor]:
+    """The tensors of one kind, put together on rank 0."""
     parts = [
         (shard.name, shard.shape, shard.box, shard.tensor.detach().cpu())
         for shard in engine.shards()
-        if shard.kind == "exp_avg" and shard.saved
+        if shard.kind == kind and shard.saved
     ]
     gathered: list[Any] | None = [parts]
     if dist.is_initialized():
