@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from triptych.plan.plan import Plan
+from triptych.report.advice import memory_advice
 from triptych.report.chart import Series, line_chart
 from triptych.report.compare import Comparison, comparisons, measured, worded
 from triptych.report.run import Run, Step
@@ -190,6 +191,8 @@ def _memory_bars(run: Run) -> list[Bar]:
 def _memory_totals(run: Run) -> list[tuple[str, str]]:
     peak_bytes = measured(run.steps).memory_bytes
     rows = [("in all", gib((run.prediction or {}).get("peak_memory_gib")))]
+    if advice := memory_advice(run.prediction or {}):
+        rows.append(("to lower it", advice))
     return rows + ([("measured peak", format_bytes(peak_bytes))] if peak_bytes else [])
 
 

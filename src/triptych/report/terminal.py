@@ -10,6 +10,7 @@ from textwrap import wrap
 from typing import Any
 
 from triptych.plan.plan import Plan
+from triptych.report.advice import memory_advice
 from triptych.report.compare import TIME_TERMS, Comparison, comparisons, measured, worded
 from triptych.report.run import Run
 from triptych.report.text import (
@@ -77,7 +78,9 @@ def _searched(search: Mapping[str, Any]) -> str:
 
 def prediction_text(prediction: Mapping[str, Any]) -> str:
     """One prediction: the headline figures, step time by term and memory by term."""
-    return "\n\n".join((_headline(prediction), time_table(prediction), memory_table(prediction)))
+    tables = _headline(prediction), time_table(prediction), memory_table(prediction)
+    advice = "\n".join(wrap(memory_advice(prediction), width=95))
+    return "\n\n".join(filter(None, (*tables, advice)))
 
 
 def _headline(prediction: Mapping[str, Any]) -> str:
