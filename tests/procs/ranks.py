@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import faulthandler
 import os
 import pickle
 import signal
@@ -55,10 +56,22 @@ def run_ranks(
     world: int, function: Callable[..., Any], *args: Any, timeout_s: float = 90.0
 ) -> list[Any]:
     """The results of `function(*args)` on each rank, with gloo initialised if there are several."""
+    try:
+        return _run_ranks(world, function, args, timeout_s)
+    except TimeoutError:
+        if world > 1:
+            raise
+        # It waits for no other rank: a thread of this process held a lock when it was forked.
+        return _run_ranks(world, function, args, timeout_s)
+
+
+def _run_ranks(
+    world: int, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float
+) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         children = [_start(rank, world, folder, function, args) for rank in range(world)]
         try:
-            return _collect(children, time.monotonic() + timeout_s)
+            return _collect(children, folder, time.monotonic() + timeout_s)
         finally:
             for pid, _ in children:
                 with contextlib.suppress(ProcessLookupError):
@@ -78,6 +91,8 @@ def _start(
     os.close(read)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     code = 0
+    stack = open(f"{folder}/stack-{rank}", "w")  # noqa: SIM115 (faulthandler writes to it)
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     try:
         warnings.simplefilter("error")
         if world > 1:
@@ -94,7 +109,7 @@ def _start(
     os._exit(code)
 
 
-def _collect(children: list[tuple[int, int]], deadline_s: float) -> list[Any]:
+def _collect(children: list[tuple[int, int]], folder: str, deadline_s: float) -> list[Any]:
     """Reads answers as they come; the first failure in time is raised."""
     data = {rank: b"" for rank in range(len(children))}
     answers: dict[int, Any] = {}
@@ -103,7 +118,8 @@ def _collect(children: list[tuple[int, int]], deadline_s: float) -> list[Any]:
     while len(answers) < len(children):
         if time.monotonic() > deadline_s:
             missing = sorted(set(data) - set(answers))
-            raise TimeoutError(f"ranks {missing} did not answer in time")
+            stacks = [_stack(rank, children[rank][0], folder) for rank in missing]
+            raise TimeoutError(f"ranks {missing} did not answer in time\n" + "\n".join(stacks))
         for rank, (_, read) in enumerate(children):
             if rank in answers:
                 continue
@@ -117,3 +133,11 @@ def _collect(children: list[tuple[int, int]], deadline_s: float) -> list[Any]:
                 answers[rank] = value
         time.sleep(0.005)
     return [answers[rank] for rank in range(len(children))]
+
+
+def _stack(rank: int, pid: int, folder: str) -> str:
+    """Where a rank stands that does not answer."""
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    with open(f"{folder}/stack-{rank}") as file:
+        return f"rank {rank}: {file.read()}"

@@ -10,7 +10,7 @@ from typing import Any
 from triptych.checkpoint import find, read, write
 from triptych.checkpoint.index import Id
 from triptych.errors import CheckpointError, Problem
-from triptych.plan.families import family_of
+from triptych.plan.freeze import known_names
 from triptych.runtime.engine import Engine
 from triptych.train.job import Job
 from triptych.train.progress import Reporter
@@ -68,8 +68,8 @@ class Checkpoints:
             return None
         state = read.state(path)
         require_same_stream(path, state.get("stream", {}), self._stream)
-        is_buffer = family_of(self._engine.model.family).is_buffer
-        stored = [i for i in read.complete_index(path).tensors if not is_buffer(i[1])]
+        known = set(known_names(self._engine.model))  # of others the loading speaks
+        stored = [i for i in read.complete_index(path).tensors if i[1] in known]
         require_same_frozen(path, stored, self._engine.frozen)
         read.load(path, self._engine.shards(), verify=False)  # its checksums were just compared
         position = Position(int(state["step"]), int(state["samples"]))
