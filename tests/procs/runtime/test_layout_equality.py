@@ -22,7 +22,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "PP2 GPipe": {"pp": 2, "schedule": "gpipe"},
     "PP3 uneven": {"pp": 3},
     "DP2": {"dp": 2},
-    "DP4": {"dp": 4},
+    "DP4": {"dp": 4, "microbatch": 1},
     "ZeRO-1": {"dp": 2, "zero": 1},
     "ZeRO-1 on 3 ranks, small buckets": {"dp": 3, "zero": 1, "bucket_bytes": 20_000},
     "TP2xPP2": {"tp": 2, "pp": 2},
@@ -50,25 +50,43 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+CASES = [(model, double) for model in MODELS for double in (True, False)]
+
+
+def _plan(layout: str, model: str, double: bool) -> Plan:
+    settings = {"microbatch": 2, **LAYOUTS[layout]}
+    kv_heads = int(tiny_config(**MODELS[model])["num_key_value_heads"])
+    if settings.get("tp", 1) > kv_heads and settings["tp"] % kv_heads:
+        settings["tp"] = 2
+    return Plan.uniform(4, precision=DOUBLE if double else FP32, **settings)
+
+
+def _train(plan: Plan, model: str, double: bool) -> Run:
+    # A large epsilon keeps Adam from dividing rounding noise by its own size.
+    settings = {"clip_norm": 0.0 if double else 0.5, "eps": 1e-2}
+    return train(plan, tiny_config(**MODELS[model]), sequences=12, **settings)
+
+
 @cache
 def _reference(model: str, double: bool) -> Run:
     plan = Plan.uniform(4, precision=DOUBLE if double else FP32, microbatch=12)
-    return merge(_train(plan, model, double))
+    return merge(run_ranks(1, _train, plan, model, double))
 
 
-def _train(plan: Plan, model: str, double: bool) -> list[Run]:
-    # A large epsilon keeps Adam from dividing rounding noise by its own size.
-    settings = {"clip_norm": 0.0 if double else 0.5, "eps": 1e-2}
-    config = tiny_config(**MODELS[model])
+@cache
+def _runs(layout: str, world: int) -> dict[tuple[str, bool], Run]:
+    """Every case of a layout that has so many ranks, one after the other on the same ones."""
+    plans = {case: _plan(layout, *case) for case in CASES}
+    mine = [case for case in CASES if plans[case].world_size == world]
 
-    def body() -> Run:
-        return train(plan, config, sequences=12, **settings)
+    def body() -> list[Run]:
+        return [_train(plans[case], *case) for case in mine]
 
-    return run_ranks(plan.world_size, body)
-
-
-def _kv(model: str) -> int:
-    return int(tiny_config(**MODELS[model])["num_key_value_heads"])
+    by_rank = run_ranks(world, body, timeout_s=240)
+    return {
+        case: merge(list(parts))
+        for case, parts in zip(mine, zip(*by_rank, strict=True), strict=True)
+    }
 
 
 @pytest.mark.parametrize("double", [True, False], ids=["fp64", "fp32"])
@@ -76,9 +94,5 @@ def _kv(model: str) -> int:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout_equals_one_process(layout: str, model: str, double: bool) -> None:
     """User case pub_027."""
-    settings = {"microbatch": 2, **LAYOUTS[layout]}
-    if settings.get("tp", 1) > _kv(model) and settings["tp"] % _kv(model):
-        settings["tp"] = 2
-    plan = Plan.uniform(4, precision=DOUBLE if double else FP32, **settings)
-    run = merge(_train(plan, model, double))
+    run = _runs(layout, _plan(layout, model, double).world_size)[model, double]
     assert_equal_runs(run, _reference(model, double), 1e-12 if double else 1e-5)

@@ -76,31 +76,41 @@ MODELS: dict[str, dict[str, Any]] = {
 PRECISIONS = {"fp64": (DOUBLE, 1e-12), "fp32": (Precision(), 1e-5)}
 
 
-def _run(plan: Plan, model: str, clip_norm: float) -> Run:
-    config = tiny_config(**MODELS[model])
+CASES = [("untied", "fp64"), ("tied", "fp64"), ("vocabulary 503", "fp32")]
 
-    def body() -> Run:
-        # A large epsilon keeps Adam from dividing rounding noise by its own size.
-        return train(plan, config, sequences=12, eps=1e-2, clip_norm=clip_norm)
 
-    return merge(run_ranks(plan.world_size, body))
+def _train(model: str, precision: str, **settings: Any) -> Run:
+    plan = Plan.uniform(4, precision=PRECISIONS[precision][0], **settings)
+    clip_norm = 0.0 if precision == "fp64" else 0.5
+    # A large epsilon keeps Adam from dividing rounding noise by its own size.
+    return train(plan, tiny_config(**MODELS[model]), sequences=12, eps=1e-2, clip_norm=clip_norm)
 
 
 @cache
 def _reference(model: str, precision: str) -> Run:
-    plan = Plan.uniform(4, precision=PRECISIONS[precision][0], microbatch=12)
-    return _run(plan, model, 0.0 if precision == "fp64" else 0.5)
+    return merge(run_ranks(1, lambda: _train(model, precision, microbatch=12)))
 
 
-@pytest.mark.parametrize(
-    ("model", "precision"), [("untied", "fp64"), ("tied", "fp64"), ("vocabulary 503", "fp32")]
-)
+@cache
+def _runs(layout: str) -> dict[tuple[str, str], Run]:
+    """Every case of a layout, one after the other on the same ranks."""
+    settings = {"microbatch": 2, **LAYOUTS[layout]}
+
+    def body() -> list[Run]:
+        return [_train(*case, **settings) for case in CASES]
+
+    by_rank = run_ranks(Plan.uniform(4, **settings).world_size, body, timeout_s=240)
+    return {
+        case: merge(list(parts))
+        for case, parts in zip(CASES, zip(*by_rank, strict=True), strict=True)
+    }
+
+
+@pytest.mark.parametrize(("model", "precision"), CASES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_sharding_equals_one_process(layout: str, model: str, precision: str) -> None:
-    dtypes, tolerance = PRECISIONS[precision]
-    plan = Plan.uniform(4, precision=dtypes, **{"microbatch": 2, **LAYOUTS[layout]})
-    run = _run(plan, model, 0.0 if precision == "fp64" else 0.5)
-    assert_equal_runs(run, _reference(model, precision), tolerance)
+    run = _runs(layout)[model, precision]
+    assert_equal_runs(run, _reference(model, precision), PRECISIONS[precision][1])
 
 
 @pytest.mark.parametrize("zero", [2, 3])
