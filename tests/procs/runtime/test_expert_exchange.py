@@ -12,6 +12,7 @@ from ranks import run_ranks
 
 from triptych.errors import RunError
 from triptych.plan.plan import Plan
+from triptych.plan.ranks import coordinates
 from triptych.runtime.mesh import Mesh
 
 COUNTS = [[0, 2, 1], [3, 0, 0], [1, 1, 0]]  # rows from a rank (row) to a rank (column)
@@ -49,7 +50,9 @@ def test_a_replica_without_text_still_has_experts_in_an_evaluation(layout: Any) 
     def body(plan: Plan) -> tuple[float, int]:
         engine = make_engine(plan, mixture())
         is_idle = engine.mesh.coordinates.dp > 0
-        return engine.evaluate([] if is_idle else split(rows, Plan.uniform(2), 0))
+        return engine.evaluate(
+            [] if is_idle else split(rows, Plan.uniform(2), coordinates(Plan.uniform(2), 0))
+        )
 
     (expected,) = run_ranks(1, body, Plan.uniform(2))
     for loss, tokens in run_ranks(2, body, Plan.uniform(2, **layout)):

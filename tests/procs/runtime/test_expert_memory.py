@@ -45,7 +45,7 @@ def _live(plan: Plan) -> LiveBytes:
 )
 def test_live_bytes_are_those_of_the_formula(settings: dict[str, Any]) -> None:
     plan = Plan.uniform(4, precision=Precision.mixed(), **settings)
-    shards = plan.shards
+    shards = plan.shards_of(plan.stages[0])
     held = parameters(MODEL) - EXPERTS + EXPERTS / plan.ep
     own = (parameters(MODEL) - EXPERTS) / shards + EXPERTS / plan.ep / max(1, shards // plan.ep)
     expected = [

@@ -21,7 +21,8 @@ def _law(plan: Plan) -> tuple[float, float]:
     For each micro-batch of g: gather for the forward, gather for the backward, scatter: 3 g Psi.
     We gather less: embedding and head once, what is still whole not at all.
     """
-    shards, replicas = plan.shards, plan.dp // plan.shards
+    shards = plan.shards_of(plan.stages[0])
+    replicas = plan.dp // shards
     rounds = SEQUENCES // (plan.microbatch * plan.dp)
     reduced = ELEMENTS * (rounds if plan.reduces_each else 1)
     spread = most_spread = float(ELEMENTS)
