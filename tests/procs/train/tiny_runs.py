@@ -58,6 +58,12 @@ def stop_fork_server() -> None:
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
+def forget_fork_server() -> None:
+    """In a forked process: the server is a child of another one."""
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None
+
+
 def metrics(job_path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl."""
     text = (job_path.parent / "run" / "metrics.jsonl").read_text()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from layouts import tiny_config
 from ranks import run_ranks
+from tiny_runs import forget_fork_server
 
 from triptych.cli.main import run
 from triptych.runtime.comm import Communicator, Pending
@@ -27,6 +28,7 @@ def checked(folder: Path, plan: str, *options: str, is_corrupted: bool = False) 
     def body() -> int:
         if is_corrupted:
             _corrupt_an_all_reduce()
+        forget_fork_server()  # of the process that forked this one
         answer = os.open(folder / "answer.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(answer, 1)  # the answer goes to the descriptor, whatever sys.stdout is
         return run(command)
