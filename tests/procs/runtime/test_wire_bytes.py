@@ -48,17 +48,23 @@ def _loopback_bytes() -> int:
 
 
 def _step(plan: Plan) -> tuple[int, dict[str, int]]:
-    """Loopback bytes of one step (the second), and what this rank says it sent."""
+    """Loopback bytes of a step, and what this rank says it sent.
+
+    The least of three steps: TCP repeats what a busy machine drops.
+    """
     engine = make_engine(plan, CONFIG)
     rows = batch_of(0, SEQUENCES, LENGTH, VOCAB)
     microbatches = split(rows, plan, engine.mesh.coordinates)
     engine.step(microbatches, 1e-3)
-    dist.barrier()
-    before = _loopback_bytes()
-    dist.barrier()
-    sent = engine.step(microbatches, 1e-3).bytes_sent
-    dist.barrier()
-    return _loopback_bytes() - before, sent
+    seen: list[int] = []
+    for _ in range(3):
+        dist.barrier()
+        before = _loopback_bytes()
+        dist.barrier()
+        sent = engine.step(microbatches, 1e-3).bytes_sent
+        dist.barrier()
+        seen.append(_loopback_bytes() - before)
+    return min(seen), sent
 
 
 def in_own_network(plan: Plan) -> list[tuple[int, dict[str, int]]]:
