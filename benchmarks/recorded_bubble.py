@@ -64,7 +64,9 @@ class SleepingStage(torch.nn.Module):
         self.index, self.is_last = index, is_last
         self.unit_s, self.deferral = unit_s, deferral
 
-    def forward(self, ids: torch.Tensor, received: torch.Tensor | None, *_: object) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, received: torch.Tensor | None, *_: object, **__: object
+    ) -> torch.Tensor:
         """Sleeps."""
         x = torch.ones(1, 1, 1, requires_grad=True) if received is None else received
         return cast(torch.Tensor, _Sleep.apply(x, self))
@@ -93,7 +95,7 @@ def run(plan: Plan, unit_s: float) -> tuple[float, list[Mark]]:
     }
     interpreter = Interpreter(
         stages,
-        channels=Channels(placement(plan), forward=mesh.forward, backward=mesh.backward),
+        channels=Channels(mesh),
         deferral=deferral,
         recorder=recorder,
         dtype=torch.float32,
