@@ -26,7 +26,7 @@ from triptych.checkpoint.read import complete_index, read_into, require_undamage
 from triptych.checkpoint.safe import TORCH_DTYPES, Entry, Reader, write_safetensors
 from triptych.errors import CheckpointError, Problem, RunError, nearest
 from triptych.plan.families import FAMILIES, Family, family_of
-from triptych.plan.layout import layer_of
+from triptych.plan.layout import model_order
 from triptych.runtime.build.zoo import skeleton, stored_buffers
 from triptych.runtime.shard import Shard
 
@@ -103,19 +103,7 @@ def exported_tensors(
             if stored_kind == kind:
                 asked = None if family.is_buffer(name) else dtype
                 found.setdefault(name, tensor._replace(dtype=asked or tensor.dtype))
-    return {name: found[name] for name in sorted(found, key=partial(_model_order, family))}
-
-
-def _model_order(family: Family, name: str) -> tuple[int, int, str]:
-    """Embedding, positions, layers by number, final norm, head."""
-    if name == family.embedding_name:
-        return 0, 0, name
-    if family.positions is not None and name == family.name_of(family.positions):
-        return 1, 0, name
-    layer = layer_of(name)
-    if layer is not None:
-        return 2, layer, name
-    return (4 if name == family.head_name else 3), 0, name
+    return {name: found[name] for name in sorted(found, key=partial(model_order, family))}
 
 
 def _require_model(source: Path, config: Mapping[str, Any], tensors: Mapping[str, Logical]) -> None:

@@ -31,7 +31,8 @@ def frozen_names(patterns: Sequence[str], names: Collection[str], model: Model) 
             problems.append(Problem(f"freeze '{pattern}'", rule, ", ".join(near)))
     if not problems and names and frozen >= set(names):
         rule = "something is left to train"
-        problems.append(Problem(f"freeze {list(patterns)} matches every parameter", rule))
+        works = "fewer patterns, or `triptych export`, which needs no training"
+        problems.append(Problem(f"freeze {list(patterns)} matches every parameter", rule, works))
     if problems:
         raise ModelError(problems)
     return frozenset(frozen)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from triptych.errors import ModelError
 from triptych.model.model import Attention, Block, Experts, Model
-from triptych.plan.families import Rule, Split, family_of
+from triptych.plan.families import Family, Rule, Split, family_of
 from triptych.plan.plan import Plan, part
 
 Box = tuple[tuple[int, int], ...]
@@ -42,6 +42,21 @@ def expert_of(name: str) -> int | None:
 def expert_range(count: int, ep: int, ep_rank: int) -> tuple[int, int]:
     """The experts that an expert rank holds of `count`: consecutive ones, as many on each."""
     return part(count, ep, ep_rank)
+
+
+def model_order(family: Family, name: str) -> tuple[int, int, str]:
+    """A key that sorts names as a forward uses them.
+
+    Embedding, positions, layers by number, final norm, head.
+    """
+    if name == family.embedding_name:
+        return 0, 0, name
+    if family.positions is not None and name == family.name_of(family.positions):
+        return 1, 0, name
+    layer = layer_of(name)
+    if layer is not None:
+        return 2, layer, name
+    return (4 if name == family.head_name else 3), 0, name
 
 
 def rule_for(name: str, model_type: str) -> Rule:

@@ -34,7 +34,7 @@ def _layers(asked: Asked) -> Iterator[Problem]:
 
 def _chunks(asked: Asked) -> Iterator[Problem]:
     plan = asked.plan
-    is_known = plan.schedule in TRAITS  # `_settings` says so otherwise
+    is_known = plan.schedule in TRAITS  # `setting_problems` says so otherwise
     wrong_chunks = chunks_problem(plan.schedule, plan.chunks) if is_known else None
     if wrong_chunks:
         yield wrong_chunks
@@ -65,21 +65,21 @@ def _place(stage: Stage) -> tuple[object, ...]:
 
 def _devices(asked: Asked) -> Iterator[Problem]:
     plan = asked.plan
-    listed = [stage.devices for stage in plan.stages[: plan.pp]]
-    if not any(listed):
+    given = [stage.devices for stage in plan.stages[: plan.pp]]
+    if not any(given):
         return
-    ranks = [rank for devices in listed for rank in devices]
-    fits = all(len(d) == s.num_devices for d, s in zip(listed, plan.stages, strict=False))
-    if fits and any(list(devices) != sorted(devices) for devices in listed):
-        order = " and ".join(str(sorted(devices)) for devices in listed)
+    ranks = [rank for devices in given for rank in devices]
+    fits = all(len(d) == s.num_devices for d, s in zip(given, plan.stages, strict=False))
+    if fits and any(list(devices) != sorted(devices) for devices in given):
+        order = " and ".join(str(sorted(devices)) for devices in given)
         yield Problem(
-            f"the stages list devices {', '.join(map(str, listed))}",
+            f"the stages list devices {', '.join(map(str, given))}",
             "a stage lists its devices in ascending order, tensor neighbours first",
             f"devices = {order}",
         )
     if not fits or sorted(ranks) != list(range(plan.world_size)):
         yield Problem(
-            f"the stages list devices {', '.join(map(str, listed))} for {plan.world_size} ranks",
+            f"the stages list devices {', '.join(map(str, given))} for {plan.world_size} ranks",
             "if devices are listed, each stage lists data x tensor x context of them and each "
             f"of ranks 0..{plan.world_size - 1} is in one stage",
             "no `devices` at all: they then follow the rank order",

@@ -7,16 +7,17 @@ gradient visible through the shards that a checkpoint would save.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from triptych.model.hf import from_config
-from triptych.plan.layout import layer_of
+from triptych.plan.families import family_of
+from triptych.plan.layout import model_order
 from triptych.plan.plan import Plan
 from triptych.plan.share import Share
 from triptych.plan.workload import Workload
@@ -38,6 +39,7 @@ class Trace:
     are not bitwise equal over the ranks.
     """
 
+    model_type: str
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     gradients: Mapping[str, torch.Tensor]
@@ -83,6 +85,7 @@ def trace(
         if step == 0:
             gradients = _whole(engine, "exp_avg")
     return Trace(
+        model_type=engine.model.family,
         losses=tuple(losses),
         norms=tuple(norms),
         gradients=gradients,
@@ -92,7 +95,7 @@ def trace(
 
 
 def difference(one: Trace, other: Trace, tolerance: float) -> Difference:
-    """How far two traces are apart. Both must hold the same parameters."""
+    """How far two traces are apart. Both must be of one model."""
     gradients, weights = (
         {name: _relative(tensor, theirs[name]) for name, tensor in ours.items()}
         for ours, theirs in ((one.gradients, other.gradients), (one.weights, other.weights))
@@ -107,19 +110,12 @@ def difference(one: Trace, other: Trace, tolerance: float) -> Difference:
         gradient=gradients[worst],
         weight=max(weights.values()),
         worst=worst,
-        first=min(wrong, key=_place, default=None),
+        first=min(wrong, key=partial(model_order, family_of(one.model_type)), default=None),
     )
 
 
 def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((other - one).abs().max()) / max(float(one.abs().max()), 1e-30)
-
-
-def _place(name: str) -> tuple[float, str]:
-    """Where a forward uses a parameter: embeddings, layers by number, what follows them."""
-    layer = layer_of(name)
-    is_early = any(word in name for word in ("embed_tokens", "embed_in", "wte", "wpe"))
-    return (-1 if is_early else math.inf) if layer is None else layer, name
 
 
 def _largest(values: Sequence[float], others: Sequence[float]) -> float:
