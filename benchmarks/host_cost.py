@@ -11,7 +11,6 @@ is the price of each engine. `calls` are Python and C function calls, which no n
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import os
 import pstats
@@ -22,6 +21,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from sides.options import read_options
 from sides.pairs import Pair, chosen
 from sides.ranks import on_fake_rank
 from sides.replicas import alone
@@ -98,11 +98,7 @@ def alone_us(count: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--only", default="", help="a part of the name of a mode or a peer")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = read_options(__doc__, pairs=15)
     bare_us = on_fake_rank(1, 0, partial(alone_us, options.pairs))
     rows = []
     for pair in chosen(options.only):

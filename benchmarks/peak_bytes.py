@@ -10,7 +10,6 @@ peak is that of the third step, on the rank that has most.
 
 from __future__ import annotations
 
-import argparse
 import os
 from functools import partial
 from typing import Any
@@ -19,8 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from sides.deep_speed import enter_environment
-from sides.pairs import Make, Pair, chosen
+from sides.options import chosen_pairs, read_options
+from sides.pairs import Make, Pair
 from sides.ranks import on_ranks
 from sides.rows import show
 from sides.setting import Setting
@@ -67,14 +66,8 @@ def compare(pair: Pair, ranks: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--only", default="", help="a part of the name of a mode or a peer")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    pairs = chosen(options.only)
-    if any(pair.needs_deep_speed for pair in pairs):
-        enter_environment()
+    options = read_options(__doc__, ranks=2)
+    pairs = chosen_pairs(options.only)
     show([compare(pair, options.ranks) for pair in pairs], options.json)
 
 

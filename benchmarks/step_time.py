@@ -13,7 +13,6 @@ The loss of DTensor is its own (`loss_parallel`): no other knows its divided voc
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from functools import partial
@@ -24,8 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.distributed as dist
 
-from sides.deep_speed import enter_environment
-from sides.pairs import Pair, chosen
+from sides.options import chosen_pairs, read_options
+from sides.pairs import Pair
 from sides.ranks import on_ranks
 from sides.rows import ratio_row, show
 from sides.setting import Trainer
@@ -67,15 +66,8 @@ def compare(pair: Pair, ranks: int, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--only", default="", help="a part of the name of a mode or a peer")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    pairs = chosen(options.only)
-    if any(pair.needs_deep_speed for pair in pairs):
-        enter_environment()
+    options = read_options(__doc__, ranks=2, pairs=15)
+    pairs = chosen_pairs(options.only)
     count, ranks = options.pairs, options.ranks
     rows = [on_ranks(ranks, partial(compare, pair, ranks, count))[0] for pair in pairs]
     show(rows, options.json)

@@ -9,6 +9,7 @@ import torch
 from family_samples import UNEVEN, family_config
 from layouts import batch_of, make_engine, split, tiny_config
 from ranks import run_ranks
+from saved import saved_bytes
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from triptych.cluster.text import parse_cluster
@@ -170,18 +171,9 @@ def _kept_bytes(layers: int, dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
         attn_implementation="sdpa",
     )
     model = LlamaForCausalLM(config).to(dtype)
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        model.model(torch.zeros(1, LENGTH, dtype=torch.int64), use_cache=False)
-    return sum(storage.nbytes() for storage in kept.values()), config.to_dict()
+    ids = torch.zeros(1, LENGTH, dtype=torch.int64)
+    kept = saved_bytes(lambda: model.model(ids, use_cache=False), model.parameters())
+    return kept, config.to_dict()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -9,6 +9,7 @@ import torch
 from family_samples import family_config
 from layouts import batch_of, make_engine, split, tiny_config
 from ranks import run_ranks
+from saved import saved_bytes
 
 from triptych.cluster.text import parse_cluster
 from triptych.cost.pricer import Pricer
@@ -74,19 +75,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def _kept_bytes(plan: Plan, config: dict[str, Any], length: int) -> int:
     """Bytes that the layers keep for a backward, parameters left out."""
     engine = make_engine(plan, config)
-    parameters = {b.values.untyped_storage().data_ptr() for b in engine.buckets.buckets}
-    kept: dict[int, torch.UntypedStorage] = {}
+    values = [bucket.values for bucket in engine.buckets.buckets]
+    ids = torch.zeros(1, length, dtype=torch.int64)
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage
-        return tensor
+    def forward() -> torch.Tensor:
+        output = engine.stages[0](ids)
+        assert output.requires_grad
+        return output
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = engine.stages[0](torch.zeros(1, length, dtype=torch.int64))
-    assert output.requires_grad
-    return sum(storage.nbytes() for storage in kept.values())
+    return saved_bytes(forward, values)
 
 
 def _counted(config: dict[str, Any], dtype: str, length: int) -> dict[str, int]:
