@@ -21,7 +21,10 @@ CURES: Mapping[str, str] = {
 
 
 def memory_advice(prediction: Mapping[str, Any]) -> str:
-    """The main term of a prediction's memory and its cure, in one line; empty without terms."""
+    """The main term of a prediction's memory and its cure, in one line; empty without terms.
+
+    What a framework itself needs is left out: no plan lowers it.
+    """
     terms = {k: v for k, v in (prediction.get("memory_gib") or {}).items() if k in CURES}
     if not any(terms.values()):
         return ""

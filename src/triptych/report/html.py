@@ -81,6 +81,7 @@ def html(run: Run) -> str:
         settings=_settings(run.plan),
         memory=_memory_bars(run),
         memory_totals=_memory_totals(run),
+        memory_advice=memory_advice(run.prediction or {}),
         times=_time_bars(rows),
         charts=_charts(run),
         comparisons=[(row, comparison_row(row)) for row in rows],
@@ -191,8 +192,6 @@ def _memory_bars(run: Run) -> list[Bar]:
 def _memory_totals(run: Run) -> list[tuple[str, str]]:
     peak_bytes = measured(run.steps).memory_bytes
     rows = [("in all", gib((run.prediction or {}).get("peak_memory_gib")))]
-    if advice := memory_advice(run.prediction or {}):
-        rows.append(("to lower it", advice))
     return rows + ([("measured peak", format_bytes(peak_bytes))] if peak_bytes else [])
 
 
