@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -112,13 +113,13 @@ def train(
 def _train_here(job: Job, say: Callable[[str], None]) -> TrainResult:
     draft: Draft = import_module(_PREPARE).draft(job, None, _Planner(), say)
     say(f"starting {draft.choice.plan.world_size} ranks")
-    run = _written(draft)
-    summary: Summary = import_module(_LAUNCH).launch(
-        run,
-        draft.choice.plan.world_size,
-        Path(job.checkpoint.folder or ""),
-        on_gpu=draft.is_on_gpu,
-    )
+    with draft.run.unchanged_if_refused():
+        summary: Summary = import_module(_LAUNCH).launch(
+            _written(draft),
+            draft.choice.plan.world_size,
+            Path(job.checkpoint.folder or ""),
+            on_gpu=draft.is_on_gpu,
+        )
     return _result(draft, summary)
 
 
@@ -127,13 +128,15 @@ def _train_as_rank(job: Job, place: Place, say: Callable[[str], None]) -> TrainR
 
     def make_ready() -> RunFolder:
         drafts.append(import_module(_PREPARE).draft(job, place, _Planner(), say))
+        refusal.enter_context(drafts[0].run.unchanged_if_refused())
         return _written(drafts[0])
 
     import_module(_ENVIRONMENT).export(place)
     meeting = import_module(_MEETING)
     store = meeting.meet()
-    run: RunFolder = meeting.prepared(store, place.rank, make_ready)
-    summary: Summary = import_module(_WORKER).run_as_rank(run, place, store)
+    with ExitStack() as refusal:
+        run: RunFolder = meeting.prepared(store, place.rank, make_ready)
+        summary: Summary = import_module(_WORKER).run_as_rank(run, place, store)
     return _result(drafts[0], summary) if drafts else None
 
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from triptych.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,22 @@ class RunFolder:
     def error(self, rank: int) -> Path:
         """How a rank failed."""
         return self.path / "errors" / f"rank-{rank}.txt"
+
+    @contextmanager
+    def unchanged_if_refused(self) -> Iterator[None]:
+        """If what happens inside ends as bad input, the prepared files are as they were before."""
+        names = ("job.toml", "plan.toml", "config.json", "data.json")
+        files = [self.path / name for name in (*names, "search.json", "prediction.json")]
+        former = {file: file.read_bytes() if file.is_file() else None for file in files}
+        try:
+            yield
+        except InputError:
+            for file, content in former.items():
+                if content is None:
+                    file.unlink(missing_ok=True)
+                else:
+                    file.write_bytes(content)
+            raise
 
     def clear_last_launch(self) -> None:
         """Removes the status and error files of an earlier launch in this folder."""

@@ -79,10 +79,13 @@ def test_pub_047_a_deleted_a_renamed_and_an_added_tensor_are_refused_by_name(
     checkpoint = step_folder(tmp_path / "run", 1)
     rewrite(checkpoint, damaged(whole_tensors(checkpoint), case))
     before = {file: file.read_bytes() for file in checkpoint.iterdir()}
+    run_files = {file: file.read_bytes() for file in (tmp_path / "run").glob("*.*")}
+    assert tmp_path / "run" / "plan.toml" in run_files
     resume = ("train", path, "--plan", "dp=2", "--set", "train.steps=2")
     for command in (resume, ("generate", tmp_path / "run", "--prompt", "alpha")):
         ended = ranks(*command)
         assert ended.code == 2
         assert all(word in ended.problems for word in words), ended.problems
     assert {file: file.read_bytes() for file in checkpoint.iterdir()} == before
+    assert {file: file.read_bytes() for file in (tmp_path / "run").glob("*.*")} == run_files
     assert list(losses(path)) == [1]
