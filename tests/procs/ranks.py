@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import datetime
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -56,20 +57,10 @@ def run_ranks(
     world: int, function: Callable[..., Any], *args: Any, timeout_s: float = 90.0
 ) -> list[Any]:
     """The results of `function(*args)` on each rank, with gloo initialised if there are several."""
-    try:
-        return _run_ranks(world, function, args, timeout_s)
-    except TimeoutError:
-        if world > 1:
-            raise
-        # It waits for no other rank: a thread of this process held a lock when it was forked.
-        return _run_ranks(world, function, args, timeout_s)
-
-
-def _run_ranks(
-    world: int, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float
-) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
+        gc.freeze()  # what a rank inherits waits for threads it has not: it must not free it
         children = [_start(rank, world, folder, function, args) for rank in range(world)]
+        gc.unfreeze()
         try:
             return _collect(children, folder, time.monotonic() + timeout_s)
         finally:
