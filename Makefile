@@ -5,16 +5,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LAYOUTS := $(addprefix tests/procs/runtime/test_, layout_equality.py mixed_plans.py \
-  schedules_run.py zero_equality.py ring_attention.py context_layouts.py user_cases_runtime.py \
-  stage_degrees.py late_validation.py expert_layouts.py recompute.py frozen.py) \
-  tests/procs/checkpoint/test_checkpoint_plans.py tests/procs/train/test_train_resume.py
+  schedules_run.py zero_equality.py context_layouts.py user_cases_runtime.py \
+  stage_degrees.py late_validation.py expert_layouts.py recompute.py frozen.py dropout.py \
+  family_layouts.py) tests/procs/checkpoint/test_checkpoint_plans.py
+# Those that do not themselves make every other step strict (`strictly` of tests/procs/layouts.py).
+WHOLLY_STRICT := tests/procs/runtime/test_ring_attention.py tests/procs/train/test_train_resume.py
 
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 PARTS := $(addprefix test-,training strict runtime rest pure)
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format $(PARTS)
+.PHONY: help install demo test strict lint format $(PARTS)
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -24,15 +26,18 @@ install: $(STAMP)  ## make .venv and install Triptych with everything that runs 
 demo: $(STAMP)  ## train, resume on another layout, export and generate, on this machine
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh
 
-test: $(STAMP)  ## every test but tests/gpu; those that compare layouts again under strict comm
+test: $(STAMP)  ## every test but tests/gpu; layouts are compared with and without strict comm
 	@echo "in parts, $(JOBS) at a time; each prints when it has ended"
 	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j $(JOBS) $(PARTS)
 
 test-training:
 	$(PYTEST) tests/procs/train tests/procs/cli tests/procs/user_cases
 
+strict: $(STAMP)  ## the tests that compare layouts once more, every step of them strict
+	TRIPTYCH_STRICT_COMM=1 $(PYTEST) $(LAYOUTS) $(WHOLLY_STRICT)
+
 test-strict:
-	TRIPTYCH_STRICT_COMM=1 $(PYTEST) $(LAYOUTS)
+	TRIPTYCH_STRICT_COMM=1 $(PYTEST) $(WHOLLY_STRICT)
 
 test-runtime:
 	$(PYTEST) tests/procs/runtime

@@ -10,10 +10,11 @@ gloo buffers sends and finishes work by the wait; NCCL does neither. Under this 
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -70,19 +71,37 @@ class _Receive(_Call):
         self._ack()
 
 
+def _if_on(strict: Callable[..., Any]) -> Callable[..., Any]:
+    """The plain launch of the same name while strictness is off."""
+    plain = getattr(Communicator, strict.__name__)
+
+    @functools.wraps(strict)
+    def launch(self: StrictCommunicator, *args: Any) -> Any:
+        return (strict if self.is_on else plain)(self, *args)
+
+    return launch
+
+
 class StrictCommunicator(Communicator):
-    """A communicator that behaves as badly as NCCL may. For tests: it is slow."""
+    """A communicator that behaves as badly as NCCL may. For tests: it is slow.
+
+    `is_on` may change between steps, on all ranks of a process group alike.
+    """
+
+    is_on: ClassVar[bool] = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._acks: deque[Any] = deque(maxlen=256)  # a send that is forgotten may never leave
 
+    @_if_on
     def _launch_all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
         self._compare("all_reduce", tensor)
         private = tensor.clone()
         poison(tensor)
         return _Call([super()._launch_all_reduce(private, op)], None, private, tensor)
 
+    @_if_on
     def _launch_all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Any:
         self._compare("all_gather", tensor)
         source, private = tensor.clone(), torch.empty_like(out)
@@ -91,12 +110,14 @@ class StrictCommunicator(Communicator):
         work = super()._launch_all_gather(private, source)
         return _Call([work], None if overlaps else tensor, private, out)
 
+    @_if_on
     def _launch_all_to_all(self, out: torch.Tensor, tensor: torch.Tensor) -> Any:
         self._compare("all_to_all", tensor)
         source, private = tensor.clone(), torch.empty_like(out)
         poison(out)
         return _Call([super()._launch_all_to_all(private, source)], tensor, private, out)
 
+    @_if_on
     def _launch_uneven_all_to_all(
         self, out: torch.Tensor, tensor: torch.Tensor, arriving: list[int], sent: list[int]
     ) -> Any:
@@ -107,10 +128,12 @@ class StrictCommunicator(Communicator):
         work = super()._launch_uneven_all_to_all(private, source, arriving, sent)
         return _Call([work], tensor, private, out)
 
+    @_if_on
     def _launch_send(self, tensor: torch.Tensor, rank: int) -> Any:
         ack = dist.irecv(torch.zeros(1), rank, group=self._group, tag=_ACK)
         return _Call([super()._launch_send(tensor.clone(), rank), ack], tensor)
 
+    @_if_on
     def _launch_receive(self, out: torch.Tensor, rank: int) -> Any:
         private = torch.empty_like(out)
         poison(out)
@@ -121,6 +144,7 @@ class StrictCommunicator(Communicator):
 
         return _Receive(work, private, out, acknowledge)
 
+    @_if_on
     def _launch_batch(
         self,
         sends: Sequence[tuple[torch.Tensor, int]],

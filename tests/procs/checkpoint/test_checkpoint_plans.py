@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from family_samples import EXPERT_FAMILIES, UNEVEN, family_config
-from layouts import Run, batch_of, make_engine, merge, split, tiny_config
+from layouts import Run, batch_of, make_engine, merge, split, strictly, tiny_config
 from ranks import run_ranks
 
 from triptych.checkpoint.read import load, state
@@ -58,6 +58,7 @@ def pieces_of(engine: Engine) -> list[Any]:
 def train(engine: Engine, first: int, last: int) -> list[float]:
     losses = []
     for step in range(first, last):
+        strictly(step)
         rows = batch_of(step, 12, 16, 512)
         micro = split(rows, engine.plan, engine.mesh.coordinates)
         losses.append(engine.step(micro, 1e-2).loss)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import DOUBLE, batch_of, make_engine, split, tiny_config
+from layouts import DOUBLE, batch_of, make_engine, split, strictly, tiny_config
 from ranks import STRICT, run_ranks
 
 from triptych.plan.plan import Plan
@@ -28,6 +28,7 @@ def _plan(schedule: str, **settings: Any) -> Plan:
 def _steps(engine: Engine, count: int = STEPS) -> tuple[list[float], list[float]]:
     results = []
     for step in range(count):
+        strictly(step)
         rows = split(batch_of(step, 8, 16, 512), engine.plan, engine.mesh.coordinates)
         results.append(engine.step(rows, 1e-2))
     engine.settle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pytest
@@ -73,7 +73,7 @@ def _reference(model: str, double: bool) -> Run:
     return merge(run_ranks(1, _train, plan, model, double))
 
 
-@cache
+@lru_cache(maxsize=2)  # cases come by layout; a small process forks fast
 def _runs(layout: str, world: int) -> dict[tuple[str, bool], Run]:
     """Every case of a layout that has so many ranks, one after the other on the same ones."""
     plans = {case: _plan(layout, *case) for case in CASES}

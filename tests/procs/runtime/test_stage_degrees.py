@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 from family_samples import family_config
-from layouts import DOUBLE, Run, assert_equal_runs, batch_of, make_engine, merge, tiny_config, train
+from layouts import (
+    DOUBLE,
+    Run,
+    assert_equal_runs,
+    batch_of,
+    make_engine,
+    merge,
+    strictly,
+    tiny_config,
+    train,
+)
 from ranks import run_ranks
 
 from triptych.model.hf import from_config
@@ -174,7 +184,8 @@ def _everything(plan: Plan) -> dict[str, Any]:
     engine = make_engine(plan, MODELS["tied"])
     at = engine.mesh.coordinates
     found: dict[str, Any] = {"at": at, "losses": [], "sent": []}
-    for seed in (0, 10):
+    for step, seed in enumerate((0, 10)):
+        strictly(step)
         prepared, tokens = engine._prepare(_rounds(plan, at, seed))
         engine.buckets.begin_step()
         engine.mesh.counters.reset()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import DOUBLE, assert_equal_runs, make_engine, merge, tiny_config, train
+from layouts import DOUBLE, assert_equal_runs, make_engine, merge, strictly, tiny_config, train
 from ranks import run_ranks
 
 from triptych.plan.plan import Plan
@@ -86,6 +86,7 @@ def test_pub_035_labels_travel_with_their_micro_batch(pp: int, lengths: tuple[in
         engine = make_engine(plan, tiny_config())
         found = []
         for step in range(2):
+            strictly(step)
             order = lengths if step == 0 else lengths[::-1]
             parts = [_padded([row]) for row in _sequences(order, seed=step)]
             engine.buckets.begin_step()
@@ -108,7 +109,7 @@ def test_pub_034_any_number_of_micro_batches_runs_on_four_stages(
     config = tiny_config()
 
     def body(plan: Plan) -> Any:
-        return train(plan, config, sequences=microbatches, steps=1, eps=1e-2)
+        return train(plan, config, sequences=microbatches, eps=1e-2)
 
     plan = Plan.uniform(4, pp=4, schedule=schedule)
     ours = merge(run_ranks(4, body, plan, timeout_s=30))
@@ -122,7 +123,7 @@ def test_pub_033_no_layer_is_dropped(layers: int, pp: int) -> None:
     config = tiny_config(num_hidden_layers=layers)
 
     def body(plan: Plan) -> Any:
-        return train(plan, config, steps=1, eps=1e-2)
+        return train(plan, config, eps=1e-2)
 
     plan = Plan.uniform(layers, pp=pp)
     ours = merge(run_ranks(pp, body, plan))
@@ -165,7 +166,8 @@ def test_pub_028_kv_heads_are_copied_or_split_unevenly(heads: int, kv_heads: int
 def _train_and_check(plan: Plan, config: dict[str, Any], perturb: bool) -> list[str]:
     engine = make_engine(plan, config)
     rows = [_padded([row]) for row in _sequences((24, 24), seed=0)]
-    for _ in range(10):
+    for step in range(10):
+        strictly(step)
         engine.step(rows, 1e-2)
         assert differing_replicas(engine.shards()) == []
     if perturb and engine.mesh.rank == 1:
@@ -199,7 +201,11 @@ def test_pub_031_the_gradient_norm_counts_each_parameter_once(
         engine = make_engine(plan, config, clip_norm=0.5)
         share = 4 // plan.dp
         rows = _sequences((24,) * 4, seed=0)[engine.mesh.coordinates.dp * share :][:share]
-        return [engine.step([_padded([row]) for row in rows], 0.0).grad_norm for _ in range(2)]
+        norms = []
+        for step in range(2):
+            strictly(step)
+            norms.append(engine.step([_padded([row]) for row in rows], 0.0).grad_norm)
+        return norms
 
     plan = Plan.uniform(4, **settings)
     expected = run_ranks(1, body, Plan.uniform(4))[0][0]
