@@ -10,6 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from triptych.cli.answer import Answer, say
+from triptych.cli.exchange import (
+    ExportOption,
+    ExportToOption,
+    FromOption,
+    check_export,
+    read_present,
+    with_export,
+    with_present,
+)
 from triptych.cli.inputs import headline, read_cluster_option, training_workload
 from triptych.cli.options import (
     BatchOption,
@@ -20,6 +29,7 @@ from triptych.cli.options import (
 )
 from triptych.cluster.cluster import Cluster
 from triptych.errors import InputError, Problem
+from triptych.export.target import Subject
 from triptych.model.load import load_model
 from triptych.plan.plan import Plan
 from triptych.plan.toml import plan_toml
@@ -46,18 +56,25 @@ def command(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write an HTML report of the plans.")
     ] = None,
+    from_file: FromOption = None,
+    export: ExportOption = None,
+    export_to: ExportToOption = None,
     as_json: JsonOption = False,
 ) -> Answer:
     """Find the fastest way to split MODEL over a cluster for training, and say why."""
+    check_export(export, export_to)
     shape = load_model(model)
     where = read_cluster_option(cluster)
-    workload = training_workload(shape, where, seq, batch)
-    result = search(shape, where, workload, fixed=fixed_settings(fix or ()), top=top)
+    fixed = fixed_settings(fix or ())
+    present = read_present(from_file, shape, where, (seq, batch), fixed)
+    workload = present.workload if present else training_workload(shape, where, seq, batch)
+    result = search(shape, where, workload, fixed=fixed, top=top)
     heading, facts = headline(shape, where, workload)
     document = facts | result.to_json()
     if not result.plans:
         parts = [heading, plans_table(document), _what_would_fit(result)]
-        return Answer(text="\n\n".join(parts), document=document, exit_code=2)
+        answer = Answer(text="\n\n".join(parts), document=document, exit_code=2)
+        return with_present(answer, present, shape, where)
     best = (result.runnable or result.plans[0]).plan
     if out:
         write(out, plan_toml(best))
@@ -65,7 +82,12 @@ def command(
         _write_report(report, shape.name, result, document)
     command_line = _next_command(model, best, where, workload, out)
     text = [heading, plans_table(document), *_not_the_first(result), f"next:\n  {command_line}"]
-    return Answer(text="\n\n".join(text), document=document | {"next": command_line})
+    answer = Answer(text="\n\n".join(text), document=document | {"next": command_line})
+    answer = with_present(answer, present, shape, where)
+    subject = Subject(
+        plan=result.plans[0].plan, model=shape, cluster=where, workload=workload, source=model
+    )
+    return with_export(answer, subject, export, export_to, as_json)
 
 
 def fixed_settings(words: Sequence[str]) -> dict[str, str]:

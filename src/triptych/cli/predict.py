@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from triptych.cli.answer import Answer
+from triptych.cli.exchange import ExportOption, ExportToOption, check_export, with_export
 from triptych.cli.inputs import headline, read_cluster_option, training_workload
 from triptych.cli.options import (
     BatchOption,
@@ -16,6 +17,7 @@ from triptych.cli.options import (
     SequenceOption,
 )
 from triptych.cost.predict import predict as price
+from triptych.export.target import Subject
 from triptych.model.load import load_model
 from triptych.plan.rules import require_legal
 from triptych.plan.toml import load_plan
@@ -33,9 +35,12 @@ def command(
     ],
     seq: SequenceOption = None,
     batch: BatchOption = None,
+    export: ExportOption = None,
+    export_to: ExportToOption = None,
     as_json: JsonOption = False,
 ) -> Answer:
     """Price one plan: step time, memory and traffic, each split into its terms."""
+    check_export(export, export_to)
     shape = load_model(model)
     where = read_cluster_option(cluster)
     chosen = load_plan(plan, shape, where)
@@ -47,4 +52,6 @@ def command(
     text = [heading, prediction_text(document)]
     if not prediction.runnable:
         text.append("priced, not runnable: " + "; ".join(prediction.reasons))
-    return Answer(text="\n\n".join(text), document=document)
+    answer = Answer(text="\n\n".join(text), document=document)
+    subject = Subject(plan=chosen, model=shape, cluster=where, workload=workload, source=model)
+    return with_export(answer, subject, export, export_to, as_json)
