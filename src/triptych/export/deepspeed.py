@@ -85,9 +85,7 @@ def _zero(account: Account) -> dict[str, Any]:
         "allgather_bucket_size": elements,
     }
     is_whole = not plan.hybrid_shard
-    if plan.hybrid_shard and plan.zero == 3:
-        section["mics_shard_size"] = plan.hybrid_shard
-    account.say_or_refuse("hybrid_shard", is_whole or plan.zero == 3, "MiCS is for ZeRO-3")
+    account.say_or_refuse("hybrid_shard", is_whole, "over all data ranks: DeepSpeed dropped MiCS")
     if plan.offload == "optimizer":
         section["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     elif plan.offload == "parameters":
@@ -157,6 +155,7 @@ def read_deepspeed(
     draft = Draft(asked)
     rest = [*_read_sections(document, draft)]
     draft.pin()
+    _settle_dtypes(draft)
     draft.assume_world("DeepSpeed")
     _read_batch(document, draft)
     _read_degrees(draft)
@@ -202,11 +201,15 @@ def _read_sections(document: Mapping[str, Any], draft: Draft) -> Iterator[str]:
             _read_activations(section, draft)
         elif key not in known and key not in _NO_BEARING:
             yield f"{key} = {json.dumps(value)}"
+
+
+def _settle_dtypes(draft: Draft) -> None:
+    """DeepSpeed's defaults: fp32 without a section, gradients reduced in the parameters' dtype."""
+    parameter = draft.dtypes.setdefault("parameter", "fp32")
     draft.dtypes.setdefault("gradient", "fp32")
-    reduction = draft.dtypes.setdefault("reduction", draft.dtypes.get("parameter", "fp32"))
-    size = draft.settings.pop("_bucket_elements", None)
-    if size and reduction in DTYPE_BYTES:
-        draft.settings["bucket_bytes"] = int(size * DTYPE_BYTES[reduction])
+    reduction = draft.dtypes.setdefault("reduction", parameter)
+    elements = draft.settings.pop("_bucket_elements", 500_000_000)
+    draft.settings["bucket_bytes"] = int(elements * DTYPE_BYTES.get(reduction, 4))
 
 
 def _read_dtype(word: str, draft: Draft) -> None:
@@ -222,18 +225,16 @@ def _read_zero(section: Mapping[str, Any], draft: Draft) -> Iterator[str]:
         stage = 0
     draft.settings["zero"] = int(stage)
     elements = _count(section.get("reduce_bucket_size", "auto"), "reduce_bucket_size", draft)
-    draft.settings["_bucket_elements"] = elements or 500_000_000
+    if elements:
+        draft.settings["_bucket_elements"] = elements
     for key, value in section.items():
-        if key == "mics_shard_size" or (key == "zero_hpz_partition_size" and value != 1):
-            if key == "mics_shard_size" and isinstance(value, int) and value > 0:
-                draft.settings["hybrid_shard"] = value
-            elif key == "zero_hpz_partition_size":
-                yield f"zero_optimization.{key} = {value}"
-        elif key in ("offload_optimizer", "offload_param"):
+        if key in ("offload_optimizer", "offload_param"):
             _read_offload(key, value, draft)
-        elif key in ("zero_hpz_partition_size", "stage", "reduce_bucket_size", *_ZERO_NO_BEARING):
+        elif key == "mics_shard_size" and isinstance(value, int) and value > 0:
+            draft.settings["hybrid_shard"] = value  # before DeepSpeed 0.19
+        elif key == "zero_hpz_partition_size" and value == 1:
             continue
-        else:
+        elif key not in ("stage", "reduce_bucket_size", *_ZERO_NO_BEARING):
             yield f"zero_optimization.{key} = {json.dumps(value)}"
 
 

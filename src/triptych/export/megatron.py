@@ -128,8 +128,12 @@ def _parallel(account: Account) -> Words:
         yield "--expert-model-parallel-size", str(plan.ep)
     if plan.ep > 1 and plan.tp > 1 and not plan.sequence_parallel:
         account.refuse("sequence_parallel", "Megatron-LM wants it with TP and EP: switched on")
-    if plan.tp > 1 and (plan.sequence_parallel or plan.ep > 1):
+    if _is_sequence_parallel(plan):
         yield ("--sequence-parallel",)
+
+
+def _is_sequence_parallel(plan: Plan) -> bool:
+    return plan.tp > 1 and (plan.sequence_parallel or plan.ep > 1)
 
 
 def _pipeline(account: Account) -> Words:
@@ -175,7 +179,7 @@ def _data(account: Account) -> Words:
         account.refuse("prefetch", "its FSDP decides itself what to gather ahead")
     else:
         account.say("bucket_bytes")
-        size = int(plan.bucket_bytes // DTYPE_BYTES[plan.precision.gradient])
+        size = int(plan.bucket_bytes // DTYPE_BYTES[_gradient(plan)])
         yield "--ddp-bucket-size", str(size)
     if plan.zero and plan.hybrid_shard:
         yield "--num-distributed-optimizer-instances", str(replicas // plan.hybrid_shard)
@@ -200,7 +204,9 @@ def _recompute(account: Account) -> Words:
         else:
             yield "--recompute-method", "uniform"
             yield "--recompute-num-layers", "1"
-    if plan.shard_activations:
+    if plan.shard_activations and _is_sequence_parallel(plan):
+        account.refuse("shard_activations", "sequence parallelism divides them anyway")
+    elif plan.shard_activations:
         yield ("--distribute-saved-activations",)
 
 
@@ -213,8 +219,7 @@ def _precision(account: Account) -> Words:
     if kinds.parameter == "fp8":
         yield "--fp8-format", "hybrid"
         yield ("--fp8-param-gather",)
-    stored = "bf16" if kinds.parameter == "fp8" else kinds.parameter
-    gradient = "fp32" if kinds.gradient == "fp32" or stored == "fp32" else stored
+    stored, gradient = _stored(plan), _gradient(plan)
     for name in ("gradient", "reduction"):
         account.say_or_refuse(
             f"precision.{name}",
@@ -228,6 +233,16 @@ def _precision(account: Account) -> Words:
         elif stored == "bf16":
             yield ("--grad-reduce-in-bf16",)
     yield from _optimizer(account, stored)
+
+
+def _stored(plan: Plan) -> str:
+    """The dtype of parameters when they are not in fp8."""
+    return "bf16" if plan.precision.parameter == "fp8" else plan.precision.parameter
+
+
+def _gradient(plan: Plan) -> str:
+    """The dtype in which Megatron-LM keeps and reduces gradients: fp32, or the parameters'."""
+    return "fp32" if plan.precision.gradient == "fp32" else _stored(plan)
 
 
 def _optimizer(account: Account, stored: str) -> Words:

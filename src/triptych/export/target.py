@@ -115,7 +115,7 @@ def _used(plan: Plan) -> Iterator[tuple[str, Any]]:
     values: tuple[tuple[bool, str, Any], ...] = (
         (len(plan.stages) > 1, "layers", tuple(stage.num_layers for stage in plan.stages)),
         (replicas > 1, "zero", plan.zero),
-        (replicas > 1 and plan.zero > 0, "hybrid_shard", plan.hybrid_shard),
+        (replicas > 1 and plan.zero > 0, "hybrid_shard", plan.shards_of(plan.stages[0])),
         (plan.zero > 1, "accumulation", "reduce_each" if plan.reduces_each else "reduce_last"),
         (replicas > 1, "bucket_bytes", plan.bucket_bytes),
         (replicas > 1 and plan.zero == 3, "prefetch", plan.prefetch),
