@@ -16,10 +16,10 @@ PARTS := $(addprefix test-,training strict runtime rest pure)
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test strict lint format $(PARTS)
+.PHONY: help install demo test strict test-exports lint format $(PARTS)
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
 install: $(STAMP)  ## make .venv and install Triptych with everything that runs and tests it
 
@@ -29,6 +29,9 @@ demo: $(STAMP)  ## train, resume on another layout, export and generate, on this
 test: $(STAMP)  ## every test but tests/gpu; layouts are compared with and without strict comm
 	@echo "in parts, $(JOBS) at a time; each prints when it has ended"
 	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j $(JOBS) $(PARTS)
+
+test-exports: $(STAMP)  ## exports before the real parsers of the real packages, which it installs
+	$(PYTEST) tests/exports
 
 test-training:
 	$(PYTEST) tests/procs/train tests/procs/cli tests/procs/user_cases

@@ -222,8 +222,9 @@ def _read_shards(line: _Line, draft: Draft) -> None:
         draft.problems.append(Problem(what, rule, "1"))
     elif copies > 1:
         draft.settings["hybrid_shard"] = ranks // copies
-    size = line.number("ddp-bucket-size")
-    if size and draft.settings["zero"] < 2:
+    usual = max(40_000_000, 1_000_000 * ranks)  # its default, in elements
+    size = line.number("ddp-bucket-size") or usual
+    if draft.settings["zero"] < 2:
         draft.settings["bucket_bytes"] = int(size * DTYPE_BYTES[draft.dtypes["gradient"]])
 
 

@@ -32,7 +32,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?P<all>\[[@*]\])?(?::?-(?P<default>[^}]*))?\}|\$(\w+)")
-_ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)", re.DOTALL)
+_ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
