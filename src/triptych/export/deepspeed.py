@@ -7,7 +7,7 @@ model's code says (pipeline stages, which layers are recomputed) is not in the f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from triptych.errors import Problem
@@ -176,31 +176,73 @@ def read_deepspeed(
 
 def _read_sections(document: Mapping[str, Any], draft: Draft) -> Iterator[str]:
     """Reads all sections but the batch; yields keys that are not understood."""
-    known = {
-        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-    }  # fmt: skip
     for key, value in document.items():
-        section = value if isinstance(value, Mapping) else {}
-        if key == "zero_optimization":
-            yield from _read_zero(section, draft)
-        elif key in ("bf16", "bfloat16", "fp16"):
-            if section.get("enabled") is True:
-                _read_dtype(key[:4].replace("bflo", "bf16"), draft)
-        elif key in ("tensor_parallel", "expert_parallel"):
-            name, axis = {"t": ("autotp_size", "tp"), "e": ("autoep_size", "ep")}[key[0]]
-            if (size := _count(section.get(name, 1), f"{key}.{name}", draft)) and size > 1:
-                draft.settings[axis] = size
-        elif key == "sequence_parallel_size":
-            if (size := _count(value, key, draft)) and size > 1:
-                draft.settings |= {"cp": size, "context_method": "ulysses"}
-        elif key == "data_types":
-            draft.dtypes["gradient"] = section.get("grad_accum_dtype") or "fp32"
-        elif key == "communication_data_type" and value:
-            draft.dtypes["reduction"] = str(value).lower()
-        elif key == "activation_checkpointing":
-            _read_activations(section, draft)
-        elif key not in known and key not in _NO_BEARING:
+        if key == "zero_optimization" and isinstance(value, Mapping):
+            yield from _read_zero(value, draft)
+        elif key in _SECTIONS:
+            _SECTIONS[key](key, value, draft)
+        elif key not in _BATCH and key not in _NO_BEARING:
             yield f"{key} = {json.dumps(value)}"
+
+
+def _read_dtype(key: str, section: Any, draft: Draft) -> None:
+    word = "fp16" if key == "fp16" else "bf16"
+    if not (isinstance(section, Mapping) and section.get("enabled") is True):
+        return
+    if draft.dtypes.setdefault("parameter", word) != word:
+        rule = "a run has one dtype of parameters"
+        draft.problems.append(Problem("both bf16 and fp16 enabled", rule, "one of them"))
+
+
+def _read_degree(key: str, section: Any, draft: Draft) -> None:
+    name, axis = _DEGREES[key]
+    value = section.get(name, 1) if name and isinstance(section, Mapping) else section
+    size = _count(value, ".".join(filter(None, (key, name))), draft)
+    if size and size > 1:
+        draft.settings[axis] = size
+    if axis == "cp":
+        draft.settings["context_method"] = "ulysses"
+
+
+def _read_gradient(key: str, section: Any, draft: Draft) -> None:
+    kind = section.get("grad_accum_dtype") if isinstance(section, Mapping) else None
+    draft.dtypes["gradient"] = str(kind or "fp32").lower()
+
+
+def _read_reduction(key: str, value: Any, draft: Draft) -> None:
+    if value:
+        draft.dtypes["reduction"] = str(value).lower()
+
+
+def _read_activations(key: str, section: Any, draft: Draft) -> None:
+    section = section if isinstance(section, Mapping) else {}
+    shards, offloads = section.get("partition_activations"), section.get("cpu_checkpointing")
+    pinned = draft.asked.pins.get("recompute")
+    if not (shards or offloads or pinned == "full"):
+        return
+    draft.settings["recompute"] = "full"
+    draft.settings["shard_activations"] = bool(shards)
+    if offloads:
+        draft.settings.setdefault("offload", "activations")
+    if pinned != "full":
+        draft.assumed.append("every layer recomputed: activation_checkpointing divides or moves it")
+
+
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_DEGREES = {
+    "tensor_parallel": ("autotp_size", "tp"),
+    "expert_parallel": ("autoep_size", "ep"),
+    "sequence_parallel_size": ("", "cp"),
+}
+_SECTIONS: dict[str, Callable[[str, Any, Draft], None]] = {
+    "bf16": _read_dtype,
+    "bfloat16": _read_dtype,
+    "fp16": _read_dtype,
+    **dict.fromkeys(_DEGREES, _read_degree),
+    "data_types": _read_gradient,
+    "communication_data_type": _read_reduction,
+    "activation_checkpointing": _read_activations,
+}
 
 
 def _settle_dtypes(draft: Draft) -> None:
@@ -208,14 +250,8 @@ def _settle_dtypes(draft: Draft) -> None:
     parameter = draft.dtypes.setdefault("parameter", "fp32")
     draft.dtypes.setdefault("gradient", "fp32")
     reduction = draft.dtypes.setdefault("reduction", parameter)
-    elements = draft.settings.pop("_bucket_elements", 500_000_000)
+    elements = draft.bucket_elements or 500_000_000  # its default
     draft.settings["bucket_bytes"] = int(elements * DTYPE_BYTES.get(reduction, 4))
-
-
-def _read_dtype(word: str, draft: Draft) -> None:
-    if draft.dtypes.setdefault("parameter", word) != word:
-        rule = "a run has one dtype of parameters"
-        draft.problems.append(Problem("both bf16 and fp16 enabled", rule, "one of them"))
 
 
 def _read_zero(section: Mapping[str, Any], draft: Draft) -> Iterator[str]:
@@ -224,9 +260,8 @@ def _read_zero(section: Mapping[str, Any], draft: Draft) -> Iterator[str]:
         draft.problems.append(Problem(f"zero_optimization.stage = {stage}", "0, 1, 2 or 3"))
         stage = 0
     draft.settings["zero"] = int(stage)
-    elements = _count(section.get("reduce_bucket_size", "auto"), "reduce_bucket_size", draft)
-    if elements:
-        draft.settings["_bucket_elements"] = elements
+    size = section.get("reduce_bucket_size", "auto")
+    draft.bucket_elements = _count(size, "reduce_bucket_size", draft)
     for key, value in section.items():
         if key in ("offload_optimizer", "offload_param"):
             _read_offload(key, value, draft)
@@ -251,23 +286,9 @@ def _read_offload(key: str, section: object, draft: Draft) -> None:
     draft.settings["offload"] = ours
 
 
-def _read_activations(section: Mapping[str, Any], draft: Draft) -> None:
-    shards, offloads = section.get("partition_activations"), section.get("cpu_checkpointing")
-    pinned = draft.asked.pins.get("recompute")
-    if not (shards or offloads or pinned == "full"):
-        return
-    draft.settings["recompute"] = "full"
-    draft.settings["shard_activations"] = bool(shards)
-    if offloads:
-        draft.settings.setdefault("offload", "activations")
-    if pinned != "full":
-        draft.assumed.append("every layer recomputed: activation_checkpointing divides or moves it")
-
-
 def _read_batch(document: Mapping[str, Any], draft: Draft) -> None:
     """The batch equation: two of three sizes give the third, all three give dp."""
-    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    batch, micro, steps = (_count(document.get(name), name, draft) for name in names)
+    batch, micro, steps = (_count(document.get(name), name, draft) for name in _BATCH)
     draft.global_batch = batch
     if micro is None and "microbatch" not in draft.settings:
         draft.settings["microbatch"] = 1
@@ -283,12 +304,11 @@ def _read_batch(document: Mapping[str, Any], draft: Draft) -> None:
         else:
             draft.settings["dp"] = dp
     elif micro and steps and not batch:
-        draft.settings["_steps"] = steps
+        draft.accumulation = steps
 
 
 def _read_degrees(draft: Draft) -> None:
     """Ranks that neither data nor the other axes use are a pipeline's."""
-    steps = draft.settings.pop("_steps", None)
     world, dp = draft.world or 1, draft.settings.get("dp")
     used = draft.degree("tp") * draft.degree("pp") * draft.degree("cp")
     if dp and "pp" not in draft.settings and world % (dp * used) == 0 and world > dp * used:
@@ -302,9 +322,9 @@ def _read_degrees(draft: Draft) -> None:
                 Problem(f"{left} ranks without a part", rule, f"--fix tp={left} or --fix pp={left}")
             )
             draft.settings["dp"] = dp * left
-    if steps:
-        ranks = world // max(1, used)
-        draft.global_batch = draft.degree("microbatch") * steps * max(1, ranks)
+    if draft.accumulation:
+        ranks = max(1, world // used)
+        draft.global_batch = draft.degree("microbatch") * draft.accumulation * ranks
 
 
 def _count(value: object, name: str, draft: Draft) -> int | None:

@@ -59,6 +59,8 @@ class Draft:
     world: int | None = None
     global_batch: int | None = None
     sequence_length: int | None = None
+    accumulation: int | None = None
+    bucket_elements: int | None = None
     assumed: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 

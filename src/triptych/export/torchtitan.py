@@ -1,4 +1,7 @@
-"""A plan as a torchtitan job: the TOML of `JobConfig` (releases up to 0.2)."""
+"""A plan as a torchtitan job: the TOML of `JobConfig` (0.2).
+
+Release 0.3 has Python functions in its place; their `training` and `parallelism` keep the names.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ def export_torchtitan(subject: Subject) -> Export:
     account.refuse("attention", "the model's flavor says it")
     notes = account.close(_NO_SETTING)
     heading = f"# Plan {subject.plan.short()}\n# of {subject.model.name}\n"
-    start = "# torchrun ... -m torchtitan.train --job.config_file FILE (torchtitan 0.2)\n"
+    start = (
+        "# torchrun ... -m torchtitan.train --job.config_file FILE (0.2; from 0.3 on the names\n"
+        "# are fields of the function behind --module and --config)\n"
+    )
     return Export(
         target="torchtitan",
         text=heading + start + commented(notes) + "\n" + _toml(document),
