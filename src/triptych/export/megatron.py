@@ -218,11 +218,6 @@ def _precision(account: Account) -> Words:
         yield ("--fp16" if kinds.parameter == "fp16" else "--bf16",)
     if kinds.parameter == "fp8":
         yield "--fp8-format", "hybrid"
-        if plan.zero and plan.dp * plan.cp > 1:
-            yield ("--fp8-param-gather",)
-        else:
-            why = "products in fp8 over bf16 weights: fp8 weights need its distributed optimizer"
-            account.refuse("precision.parameter", why)
     stored, gradient = _stored(plan), _gradient(plan)
     for name in ("gradient", "reduction"):
         account.say_or_refuse(
@@ -240,7 +235,7 @@ def _precision(account: Account) -> Words:
 
 
 def _stored(plan: Plan) -> str:
-    """The dtype of parameters when they are not in fp8."""
+    """The dtype of parameters: in fp8 only products are."""
     return "bf16" if plan.precision.parameter == "fp8" else plan.precision.parameter
 
 

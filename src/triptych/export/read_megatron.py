@@ -256,7 +256,6 @@ def _read_precision(line: _Line, draft: Draft) -> None:
         draft.problems.append(Problem("both --bf16 and --fp16", rule, "one of them"))
     stored = "bf16" if bf16 else "fp16" if fp16 else "fp32"
     is_eight = line.text("fp8-format") is not None
-    line.has("fp8-param-gather")
     in_fp32 = line.has("accumulate-allreduce-grads-in-fp32")
     is_low = line.has("grad-reduce-in-bf16") or (stored == "fp16" and not in_fp32)
     draft.dtypes["parameter"] = "fp8" if is_eight else stored
@@ -269,8 +268,8 @@ def _read_precision(line: _Line, draft: Draft) -> None:
         if first != second:
             draft.assumed.append(f"both moments in {draft.dtypes['moments']}")
         line.has("main-grads-dtype")
-    if is_eight and "fp8-param-gather" not in line.values:
-        draft.assumed.append("weights stored in fp8 (no --fp8-param-gather)")
+    if line.has("fp8-param-gather"):
+        draft.assumed.append("weights in 16 bit, products in fp8 (--fp8-param-gather says fp8)")
 
 
 def _read_rest(line: _Line, draft: Draft) -> None:
