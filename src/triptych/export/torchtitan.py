@@ -1,11 +1,12 @@
-"""A plan as a torchtitan job: the TOML of `JobConfig` (0.2).
+"""A plan as a torchtitan job: the TOML of `JobConfig` (0.2), and arguments for 0.3 in a comment.
 
-Release 0.3 has Python functions in its place; their `training` and `parallelism` keep the names.
+Release 0.3 takes no TOML: a Python function stands for the job, and arguments change its fields.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -74,13 +75,10 @@ def export_torchtitan(subject: Subject) -> Export:
     account.refuse("attention", "the model's flavor says it")
     notes = account.close(_NO_SETTING)
     heading = f"# Plan {subject.plan.short()}\n# of {subject.model.name}\n"
-    start = (
-        "# torchrun ... -m torchtitan.train --job.config_file FILE (0.2; from 0.3 on the names\n"
-        "# are fields of the function behind --module and --config)\n"
-    )
+    start = "# torchtitan 0.2: torchrun ... -m torchtitan.train --job.config_file FILE\n"
     return Export(
         target="torchtitan",
-        text=heading + start + commented(notes) + "\n" + _toml(document),
+        text=heading + start + _as_arguments(document) + commented(notes) + "\n" + _toml(document),
         notes=notes,
     )
 
@@ -185,6 +183,32 @@ def _recompute(account: Account) -> dict[str, Any]:
     if plan.recompute == "full" and plan.recompute_every > 1:
         return {"mode": "selective", "selective_ac_option": str(plan.recompute_every)}
     return {"mode": plan.recompute}
+
+
+_GONE = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
+
+
+def _as_arguments(document: Mapping[str, Mapping[str, Any]]) -> str:
+    """The same for torchtitan 0.3, as a comment."""
+    model = document["model"]
+    function = "_".join(model.values()).lower().replace("-", "_").replace(".", "_")
+    words = ["--module", model["name"], "--config", function]
+    for section in ("training", "parallelism", "compile"):
+        for key, value in document[section].items():
+            if key not in _GONE:
+                words += _argument(section, key, value)
+    return (
+        "# torchtitan 0.3, whose function behind --config says what is recomputed:\n"
+        f"#   torchrun ... -m torchtitan.train {shlex.join(words)}\n"
+    )
+
+
+def _argument(section: str, key: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{section}.{'' if value else 'no-'}{key.replace('_', '-')}"]
+    if isinstance(value, list):
+        return [f"--{section}.{key}", *(",".join(part) for part in value)]
+    return [f"--{section}.{key}", str(value)]
 
 
 def _toml(document: Mapping[str, Mapping[str, Any]]) -> str:

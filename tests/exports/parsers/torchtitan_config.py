@@ -1,4 +1,4 @@
-"""python torchtitan_config.py FILE: what torchtitan's own parser makes of a TOML."""
+"""python torchtitan_config.py ARGUMENTS...: what torchtitan's own parser makes of them."""
 
 import dataclasses
 import json
@@ -6,6 +6,6 @@ import sys
 
 from torchtitan.config import ConfigManager
 
-read = ConfigManager().parse_args(["--job.config_file", sys.argv[1]])
-names = ("model", "training", "parallelism", "activation_checkpoint", "compile")
+read = ConfigManager().parse_args(sys.argv[1:])
+names = [name for name in ("model", "training", "parallelism", "compile") if hasattr(read, name)]
 print(json.dumps({name: dataclasses.asdict(getattr(read, name)) for name in names}))
