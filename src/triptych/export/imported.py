@@ -75,8 +75,8 @@ class Draft:
                 self.dtypes.setdefault("parameter", str(value))
             elif name == "layers" and self.layers is None and isinstance(value, tuple):
                 self.layers = list(value)
-            elif name in FIELDS and name not in self.settings:
-                self.settings[name] = value
+            elif name in FIELDS and not isinstance(value, tuple):
+                self.settings.setdefault(name, value)
 
     def assume_world(self, engine: str) -> None:
         """Takes the number of ranks from the cluster if the file does not give it."""

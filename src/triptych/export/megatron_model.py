@@ -10,6 +10,13 @@ from triptych.model.model import Attention, Block, Experts, Mlp, Model
 Words = Iterator[tuple[str, ...]]
 
 
+# Where a gate or a plain MLP has another function than SiLU or GELU.
+_ACTIVATIONS = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "gated GELU"),
+    "opt": "ReLU",
+}
+
+
 def model_arguments(account: Account) -> Words:
     """The shape of the model; remarks on what the arguments leave out."""
     model = account.subject.model
@@ -91,7 +98,11 @@ def _left_out(model: Model, block: Block) -> Iterator[tuple[str, object, str]]:
         yield "attention", "differs by layer", "every layer has the last one's attention instead"
     if len({other.mlp for other in model.blocks if isinstance(other.mlp, Experts)}) > 1:
         yield "experts", "differ by layer", "every layer has the last one's experts instead"
+    activation = _ACTIVATIONS.get(model.family, "")
+    is_rotary = attention.rotary and not model.learned_positions
     features = (
+        ("activation", activation, activation, "--swiglu or GELU instead"),
+        ("rotary_base", is_rotary, "not known here", "10000 unless --rotary-base says another"),
         ("norms", block.norms != 2 or block.output_norms, block.norms, "two a layer, before"),
         ("softcapped", attention.softcapped, True, "scores are not bent"),
         ("sinks", attention.sinks, True, "left out"),
@@ -123,8 +134,12 @@ def differences(given: Mapping[str, int], model: Model) -> list[str]:
         "--moe-ffn-hidden-size": experts.width if experts else None,
         "--moe-shared-expert-intermediate-size": experts.shared_width if experts else None,
     }
+    heads = given.get("--num-attention-heads")
+    usual = {} if heads is None else {"--num-query-groups": heads, "--num-experts": 0}
+    said = {**usual, **given}
     return [
-        f"{name} {given[name]} in the file, {value} in {model.name}"
+        f"{name} {said[name]}{'' if name in given else ' by default'} in the file, "
+        f"{value} in {model.name}"
         for name, value in ours.items()
-        if name in given and value is not None and given[name] != value
+        if name in said and value is not None and said[name] != value
     ]

@@ -111,6 +111,7 @@ def test_a_script_of_another_model_says_where_it_differs() -> None:
     assert read(shape).differs == (
         "--num-layers 24 in the file, 12 in small",
         "--num-attention-heads 16 in the file, 8 in small",
+        "--num-query-groups 16 by default in the file, 4 in small",
     )
 
 
