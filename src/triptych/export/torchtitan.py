@@ -197,6 +197,8 @@ def _as_arguments(document: Mapping[str, Mapping[str, Any]]) -> str:
         for key, value in document[section].items():
             if key not in _GONE:
                 words += _argument(section, key, value)
+    if document["parallelism"]["pipeline_parallel_degree"] > 1:
+        words.append("--training.disable-cuda-graphs")  # it asks for that with a pipeline
     return (
         "# torchtitan 0.3, whose function behind --config says what is recomputed:\n"
         f"#   torchrun ... -m torchtitan.train {shlex.join(words)}\n"
