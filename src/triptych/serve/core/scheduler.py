@@ -1,0 +1,231 @@
+"""Continuous batching over a paged cache: which tokens the next step computes.
+
+    admit(request) ... plan() -> Step, which a driver runs ... complete(tokens) -> Progress
+
+The scheduler reads no clock and draws no random number: the same calls give the same steps, under
+the engine and under the simulator. docs/scheduling.md states its rules.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from triptych.serve.core import admission
+from triptych.serve.core.book import Book
+from triptych.serve.core.limits import Limits
+from triptych.serve.core.order import Pace, Policy, Throughput
+from triptych.serve.core.planner import Draft, StepPlanner
+from triptych.serve.core.request import (
+    Admission,
+    Finished,
+    Progress,
+    Reason,
+    Refusal,
+    Request,
+    Sampled,
+    State,
+)
+from triptych.serve.core.sequence import Order
+from triptych.serve.core.sequence import Sequence as Continuation
+from triptych.serve.core.step import Step
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that is planned and not completed."""
+
+    step_id: int
+    samplers: list[Continuation]
+    planned_s: float
+    prefill_tokens: int
+    num_starts: int
+    tightest_tpot_s: float
+    is_saturated: bool  # prompts were left over
+
+
+class Load(NamedTuple):
+    """How busy a scheduler is."""
+
+    num_waiting: int
+    num_running: int
+    num_in_flight: int  # steps
+    num_free_blocks: int  # those with reusable content included
+    num_preemptions: int  # since it was made
+    num_reused_tokens: int  # prompt tokens found in the cache, since it was made
+
+
+class Scheduler:
+    """Decides for one replica of one model.
+
+    A driver's loop, which engine and simulator share: after each event (a request, an abort, a
+    completed step) call `plan` until it returns None, and run the steps in order. At equal times
+    completed steps come before requests.
+    """
+
+    def __init__(self, limits: Limits, policy: Policy | None = None) -> None:
+        self.limits = limits
+        self.policy = policy or Policy()
+        self.book = Book(limits)
+        self.flights: deque[Flight] = deque()
+        self._planner = StepPlanner(self.book)
+        self._pace = Pace(limits.token_budget)
+        self._throughput = Throughput()
+        self._next_step = 0
+        self._completed_s: deque[float] = deque(maxlen=limits.stages)
+
+    def admit(self, request: Request, now_s: float) -> Admission:
+        """Takes a request in, or says why not.
+
+        A request with nothing to generate (`max_tokens` 0, or no limit and a prompt of exactly
+        the context limit) is finished at once, for the reason `length`.
+
+        Raises:
+            InputError: for a latency class that does not exist.
+
+        """
+        assert request.id not in self.book.living, f"request {request.id} lives already"
+        latency, order = self.policy.class_of(request), self.policy.order(request)
+        end = admission.total_tokens(request, self.limits)
+        refusal = admission.unfit(request, self.limits)
+        if refusal is None and end == len(request.prompt):
+            return Admission(State.FINISHED)
+        refusal = refusal or self._busy(request, order, now_s)
+        if refusal is not None:
+            return Admission(State.REFUSED, refusal)
+        self.book.enter(Continuation(request, 0, order, end, latency))
+        return Admission(State.WAITING)
+
+    def plan(self, now_s: float) -> Step | None:
+        """The next step to run, or None if there is nothing to add to those in flight."""
+        if len(self.flights) >= self.limits.depth:
+            return None
+        first = self.flights[0].step_id if self.flights else self._next_step
+        horizon = max(self._next_step - self.limits.stages, first - 1)
+        draft = Draft(self._next_step, horizon, self._pace.allowance)
+        self._planner.fill(draft)
+        if not draft.decodes and not draft.chunks:
+            return None
+        self._next_step += 1
+        if self.limits.prefix_reuse:  # only now: nobody reads in the step that writes
+            for sequence in draft.touched:
+                self.book.name_blocks(sequence)
+        self.flights.append(self._flight(draft, now_s))
+        step = draft.step(self.book.released)
+        self.book.released = []
+        return step
+
+    def complete(
+        self, step_id: int, tokens: Sequence[int], now_s: float, stopped: Collection[int] = ()
+    ) -> Progress:
+        """Takes in the tokens of the oldest step in flight, in the order of its `samples`.
+
+        Args:
+            step_id: of the oldest step in flight.
+            tokens: one for each of its samples.
+            now_s: seconds on the driver's clock.
+            stopped: positions in `tokens` after which the driver wants no more.
+
+        Returns:
+            The tokens that somebody waits for, and the continuations that ended. Tokens of
+            requests that were ended meanwhile are dropped without a word.
+
+        """
+        flight = self.flights.popleft()
+        assert flight.step_id == step_id and len(tokens) == len(flight.samplers)
+        self._observe(flight, now_s)
+        progress, size = Progress([], []), self.limits.block_size
+        for position, (sequence, token) in enumerate(zip(flight.samplers, tokens, strict=True)):
+            if sequence.state is State.FINISHED:
+                continue
+            known = sequence.tokens
+            known.append(token)
+            sequence.outstanding -= 1
+            progress.sampled.append(Sampled(sequence.request.id, sequence.index, token))
+            if len(known) % size == 1 % size:
+                self._name(sequence)
+            if position in stopped:
+                self._finish(sequence, Reason.STOP, progress.finished)
+            elif len(known) == sequence.end:
+                self._finish(sequence, Reason.LENGTH, progress.finished)
+        return progress
+
+    def abort(self, request_id: int) -> int:
+        """Ends all continuations of a request, at any moment; returns how many lived.
+
+        Its slots and blocks are free at once: steps run in order, so those in flight have written
+        before any later step does. An unknown id is no error: it has just finished.
+        """
+        living = list(self.book.living.get(request_id, ()))
+        for sequence in living:
+            self.book.leave(sequence)
+        return len(living)
+
+    def stop(self, request_id: int, continuation: int) -> bool:
+        """Ends one continuation, as when its stop text is found late; False if it has ended."""
+        for sequence in self.book.living.get(request_id, ()):
+            if sequence.index == continuation:
+                self.book.leave(sequence)
+                return True
+        return False
+
+    @property
+    def load(self) -> Load:
+        """How busy it is now."""
+        book = self.book
+        return Load(
+            len(book.waiting),
+            book.num_running,
+            len(self.flights),
+            book.pool.num_free,
+            book.num_preemptions,
+            book.num_reused_tokens,
+        )
+
+    def predicted_wait_s(self, num_tokens: int, order: Order) -> float:
+        """Seconds until a prompt would be computed, by recent throughput; 0 if unknown."""
+        book = self.book
+        ahead = [s for s in (*book.waiting, *book.prefilling) if s.order < order]
+        tokens = sum(len(s.tokens) - s.computed for s in ahead)
+        starts = sum(s.state is not State.RUNNING for s in ahead)
+        return self._throughput.wait_s(tokens + num_tokens, starts + 1)
+
+    def _busy(self, request: Request, order: Order, now_s: float) -> Refusal | None:
+        wait_s = self.predicted_wait_s(len(request.prompt), order)
+        refusal = admission.full(len(self.book.waiting), self.limits, wait_s)
+        if refusal is None and self.policy.refuses_late:
+            latency = self.policy.class_of(request)
+            refusal = admission.late(latency, now_s - request.arrival_s, wait_s)
+        return refusal
+
+    def _flight(self, draft: Draft, now_s: float) -> Flight:
+        return Flight(
+            draft.id,
+            draft.samplers,
+            now_s,
+            draft.prefill_tokens,
+            len(draft.started),
+            draft.tightest_tpot_s,
+            bool(self.book.waiting or self.book.prefilling),
+        )
+
+    def _observe(self, flight: Flight, now_s: float) -> None:
+        """Learns from how long a step took."""
+        times = self._completed_s
+        if flight.is_saturated:
+            busy_s = now_s - max(flight.planned_s, times[-1] if times else flight.planned_s)
+            self._throughput.note(busy_s, flight.prefill_tokens, flight.num_starts)
+        # The rows of a step waited since the step before in which they were: one for each stage.
+        since = times[0] if len(times) == self.limits.stages else flight.planned_s
+        self._pace.note(now_s - max(flight.planned_s, since), flight.tightest_tpot_s)
+        times.append(now_s)
+
+    def _finish(self, sequence: Continuation, reason: Reason, finished: list[Finished]) -> None:
+        self.book.leave(sequence)
+        finished.append(Finished(sequence.request.id, sequence.index, reason))
+
+    def _name(self, sequence: Continuation) -> None:
+        if self.limits.prefix_reuse and sequence.state is State.RUNNING:
+            self.book.name_blocks(sequence)
