@@ -77,8 +77,8 @@ def _lists(book: Book) -> Iterator[str]:
     for group in groups:
         if any(a.order >= b.order for a, b in pairwise(group)):
             yield "a list is out of order"
-    for sequence in (s for group in groups for s in group):
-        yield from _sequence(book, sequence, sequence not in book.waiting)
+        for sequence in group:
+            yield from _sequence(book, sequence, runs=group is not book.waiting)
 
 
 def _sequence(book: Book, s: Sequence, runs: bool) -> Iterator[str]:
