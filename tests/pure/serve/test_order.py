@@ -7,7 +7,7 @@ import math
 from fake_engine import Driver
 
 from triptych.serve.core.limits import Limits
-from triptych.serve.core.order import Pace, Policy, Throughput
+from triptych.serve.core.order import Pace, Policy
 from triptych.serve.core.request import LatencyClass, Request
 from triptych.serve.core.scheduler import Scheduler
 
@@ -134,15 +134,3 @@ def test_steps_shrink_to_keep_the_pace_of_those_that_decode() -> None:
     assert max(durations) > 0.1
     assert sum(durations[-40:]) / 40 < 0.06
     driver.run()
-
-
-def test_throughput_counts_busy_time_and_forgets() -> None:
-    throughput = Throughput(half_life_s=1.0)
-    assert throughput.wait_s(100, 1) == 0
-    for _ in range(100):
-        throughput.note(0.1, 10, 1)
-    assert math.isclose(throughput.wait_s(100, 0), 1.0)
-    assert math.isclose(throughput.wait_s(0, 20), 2.0)
-    for _ in range(100):
-        throughput.note(0.1, 20, 1)
-    assert math.isclose(throughput.wait_s(100, 0), 0.5, rel_tol=0.01)

@@ -38,20 +38,19 @@ def unfit(request: Request, limits: Limits) -> Refusal | None:
     return None
 
 
-def full(num_waiting: int, limits: Limits, retry_after_s: float) -> Refusal | None:
+def full(limits: Limits, retry_after_s: float) -> Refusal:
     """The refusal of a request that finds no place to wait."""
-    if num_waiting < limits.max_waiting:
-        return None
-    return Refusal(f"{num_waiting} requests are waiting, as many as may", max(1.0, retry_after_s))
+    message = f"{limits.max_waiting} requests are waiting, as many as may"
+    return Refusal(message, max(1.0, retry_after_s))
 
 
-def late(latency: LatencyClass, waited_s: float, wait_s: float) -> Refusal | None:
+def late(latency: LatencyClass, margin: float, waited_s: float, wait_s: float) -> Refusal | None:
     """The refusal of a request whose first token is predicted to miss its objective."""
     ttft_s = waited_s + wait_s
-    if ttft_s <= latency.ttft_s:
+    if ttft_s <= latency.ttft_s * (1 - margin):
         return None
     return Refusal(
         f"the first token would come after about {ttft_s:.3g} s; the objective of class "
-        f"{latency.name} is {latency.ttft_s:.3g} s",
-        max(0.1, ttft_s - latency.ttft_s),
+        f"{latency.name} is {latency.ttft_s:.3g} s less {margin:.0%}",
+        max(0.1, ttft_s - latency.ttft_s * (1 - margin)),
     )

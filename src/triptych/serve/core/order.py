@@ -12,7 +12,6 @@ be due before any given one, nothing starves: a priority level is worth `ageing_
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from triptych.errors import InputError, Problem, nearest
@@ -28,12 +27,14 @@ class Policy:
         classes: at least one; names differ.
         ageing_s: seconds of waiting that make up for one priority level.
         refuses_late: refuse on arrival what is predicted to miss its TTFT objective.
+        margin: part of the objective that a prediction must leave, for what it cannot know.
 
     """
 
     classes: tuple[LatencyClass, ...] = (LatencyClass(),)
     ageing_s: float = 30.0
     refuses_late: bool = False
+    margin: float = 0.1
     by_name: dict[str, LatencyClass] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,9 +71,12 @@ class Policy:
 
     def order(self, request: Request) -> Order:
         """The place of a request's first continuation among all."""
-        latency = self.class_of(request)
-        due_s = request.arrival_s + latency.ttft_s + latency.priority * self.ageing_s
+        due_s = request.arrival_s + self.lead_s(self.class_of(request))
         return (due_s, request.id, 0)
+
+    def lead_s(self, latency: LatencyClass) -> float:
+        """From arrival to due time."""
+        return latency.ttft_s + latency.priority * self.ageing_s
 
 
 class Pace:
@@ -95,26 +99,3 @@ class Pace:
             return
         ratio = min(max(objective_s / duration_s, 0.5), 1.25)
         self.allowance = min(self.most, max(self.least, math.ceil(self.allowance * ratio)))
-
-
-class Throughput:
-    """Prompt tokens, and requests, that steps get through a second while some wait.
-
-    Sums over busy time, older time counting less: half of it is forgotten in `half_life_s`.
-    """
-
-    def __init__(self, half_life_s: float = 5.0) -> None:
-        self.half_life_s = half_life_s
-        self.busy_s = self.tokens = self.starts = 0.0
-
-    def note(self, duration_s: float, tokens: int, starts: int) -> None:
-        """Takes in one step that had prompt tokens to compute."""
-        kept = 0.5 ** (duration_s / self.half_life_s)
-        self.busy_s = self.busy_s * kept + duration_s
-        self.tokens = self.tokens * kept + tokens
-        self.starts = self.starts * kept + starts
-
-    def wait_s(self, tokens: int, starts: int) -> float:
-        """Seconds until so many prompt tokens are computed and requests started; 0 if unknown."""
-        amounts: Iterable[tuple[float, float]] = ((tokens, self.tokens), (starts, self.starts))
-        return max((n / seen * self.busy_s for n, seen in amounts if seen > 0), default=0.0)

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from triptych.serve.core import admission
 from triptych.serve.core.book import Book
+from triptych.serve.core.forecast import Forecast
 from triptych.serve.core.limits import Limits
-from triptych.serve.core.order import Pace, Policy, Throughput
+from triptych.serve.core.order import Pace, Policy
 from triptych.serve.core.planner import Draft, StepPlanner
 from triptych.serve.core.request import (
     Admission,
@@ -28,7 +29,6 @@ from triptych.serve.core.request import (
     Sampled,
     State,
 )
-from triptych.serve.core.sequence import Order
 from triptych.serve.core.sequence import Sequence as Continuation
 from triptych.serve.core.step import Step
 
@@ -72,7 +72,7 @@ class Scheduler:
         self.flights: deque[Flight] = deque()
         self._planner = StepPlanner(self.book)
         self._pace = Pace(limits.token_budget)
-        self._throughput = Throughput()
+        self._forecast = Forecast()
         self._next_step = 0
         self._completed_s: deque[float] = deque(maxlen=limits.stages)
 
@@ -92,9 +92,10 @@ class Scheduler:
         refusal = admission.unfit(request, self.limits)
         if refusal is None and end == len(request.prompt):
             return Admission(State.FINISHED)
-        refusal = refusal or self._busy(request, order, now_s)
+        refusal = refusal or self._busy(request, now_s)
         if refusal is not None:
             return Admission(State.REFUSED, refusal)
+        self._forecast.arrived(self.policy.lead_s(latency), len(request.prompt), now_s)
         self.book.enter(Continuation(request, 0, order, end, latency))
         return Admission(State.WAITING)
 
@@ -184,21 +185,27 @@ class Scheduler:
             book.num_reused_tokens,
         )
 
-    def predicted_wait_s(self, num_tokens: int, order: Order) -> float:
-        """Seconds until a prompt would be computed, by recent throughput; 0 if unknown."""
-        book = self.book
-        ahead = [s for s in (*book.waiting, *book.prefilling) if s.order < order]
-        tokens = sum(len(s.tokens) - s.computed for s in ahead)
-        starts = sum(s.state is not State.RUNNING for s in ahead)
-        return self._throughput.wait_s(tokens + num_tokens, starts + 1)
+    def predicted_wait_s(self, request: Request) -> float:
+        """Seconds until the first token of a request that arrives now, by recent throughput.
 
-    def _busy(self, request: Request, order: Order, now_s: float) -> Refusal | None:
-        wait_s = self.predicted_wait_s(len(request.prompt), order)
-        refusal = admission.full(len(self.book.waiting), self.limits, wait_s)
-        if refusal is None and self.policy.refuses_late:
-            latency = self.policy.class_of(request)
-            refusal = admission.late(latency, now_s - request.arrival_s, wait_s)
-        return refusal
+        Before any throughput is known, only steps in flight are counted.
+        """
+        book, order = self.book, self.policy.order(request)
+        ahead = [s for s in (*book.waiting, *book.prefilling) if s.order < order]
+        tokens = sum(len(s.tokens) - s.computed for s in ahead) + len(request.prompt)
+        starts = sum(s.state is not State.RUNNING for s in ahead) + 1
+        lead_s = self.policy.lead_s(self.policy.class_of(request))
+        return self._forecast.wait_s(tokens, starts, lead_s, len(self.flights))
+
+    def _busy(self, request: Request, now_s: float) -> Refusal | None:
+        is_full = len(self.book.waiting) >= self.limits.max_waiting
+        if not is_full and not self.policy.refuses_late:
+            return None
+        wait_s = self.predicted_wait_s(request)
+        if is_full:
+            return admission.full(self.limits, wait_s)
+        latency, waited_s = self.policy.class_of(request), now_s - request.arrival_s
+        return admission.late(latency, self.policy.margin, waited_s, wait_s)
 
     def _flight(self, draft: Draft, now_s: float) -> Flight:
         return Flight(
@@ -214,9 +221,9 @@ class Scheduler:
     def _observe(self, flight: Flight, now_s: float) -> None:
         """Learns from how long a step took."""
         times = self._completed_s
-        if flight.is_saturated:
-            busy_s = now_s - max(flight.planned_s, times[-1] if times else flight.planned_s)
-            self._throughput.note(busy_s, flight.prefill_tokens, flight.num_starts)
+        busy_s = now_s - max(flight.planned_s, times[-1] if times else flight.planned_s)
+        work = (flight.prefill_tokens, flight.num_starts)
+        self._forecast.completed(busy_s, *work, flight.is_saturated)
         # The rows of a step waited since the step before in which they were: one for each stage.
         since = times[0] if len(times) == self.limits.stages else flight.planned_s
         self._pace.note(now_s - max(flight.planned_s, since), flight.tightest_tpot_s)
