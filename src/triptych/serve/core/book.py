@@ -119,7 +119,6 @@ class Book:
         """Takes slot and blocks from a running sequence; it waits, and computes all again."""
         self._vacate(sequence)
         sequence.state = State.PREEMPTED
-        sequence.planned = len(sequence.tokens) + sequence.outstanding
         sequence.preemptions += 1
         self.num_preemptions += 1
         insort(self.waiting, sequence, key=_ORDER)

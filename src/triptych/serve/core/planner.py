@@ -97,7 +97,6 @@ class StepPlanner:
                 break
             sequence.computed += 1
             sequence.planned += 1
-            sequence.outstanding += 1
             sequence.last_step = step_id
             slots.append(sequence.slot)
             samplers.append(sequence)
@@ -193,7 +192,6 @@ class StepPlanner:
     def _samplers(self, sequence: Sequence, draft: Draft) -> list[Sequence]:
         """Who samples from the last row of a complete prompt: all its continuations."""
         sequence.planned += 1
-        sequence.outstanding += 1
         partial = sequence.computed < sequence.capacity
         sequence.shares_tail = sequence.num_forks > 0 and partial
         self.book.decode(sequence)

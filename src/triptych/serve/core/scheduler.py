@@ -143,7 +143,6 @@ class Scheduler:
                 continue
             known = sequence.tokens
             known.append(token)
-            sequence.outstanding -= 1
             progress.sampled.append(Sampled(sequence.request.id, sequence.index, token))
             if len(known) % size == 1 % size:
                 self._name(sequence)

@@ -29,7 +29,6 @@ class Sequence:
         "named",
         "num_forks",
         "order",
-        "outstanding",
         "planned",
         "preemptions",
         "priority",
@@ -57,13 +56,17 @@ class Sequence:
         self.shares_tail = False  # its last block may be another's too
         self.computed = 0
         self.planned = len(self.tokens)
-        self.outstanding = 0  # tokens that steps in flight sample
         self.last_step = -1
         self.decoding = False  # whether its last known token is all that is left to compute
         self.hashes: list[bytes] = []  # of its first full blocks
         self.named = 0  # its first blocks that the pool can find by hash
         self.num_forks = request.n - 1  # continuations still to branch off
         self.preemptions = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Tokens that steps in flight sample."""
+        return self.planned - len(self.tokens)
 
     def fork(self, index: int) -> Sequence:
         """Another continuation of the same prompt, which shares all blocks."""
