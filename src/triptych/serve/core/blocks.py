@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import islice
 
 
 def extend_hashes(
@@ -43,16 +44,22 @@ class BlockPool:
         """Blocks that no table holds."""
         return len(self.blank) + len(self.cached)
 
-    def allocate(self) -> int:
-        """A free block for new content, held once. There must be a free one."""
-        if self.blank:
-            block = self.blank.pop()
-        else:
-            block = next(iter(self.cached))
-            del self.cached[block]
+    def allocate(self, count: int) -> list[int]:
+        """Free blocks for new content, held once each. There must be so many.
+
+        Blank ones first, then the cached ones that were released longest ago.
+        """
+        blank, cached = self.blank, self.cached
+        rest = max(0, len(blank) - count)
+        found = blank[rest:][::-1]
+        del blank[rest:]
+        for block in list(islice(cached, count - len(found))):
+            del cached[block]
             self._forget(block)
-        self.counts[block] = 1
-        return block
+            found.append(block)
+        for block in found:
+            self.counts[block] = 1
+        return found
 
     def share(self, block: int) -> None:
         """Holds a block once more; a cached one is free no longer."""

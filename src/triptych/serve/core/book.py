@@ -76,7 +76,7 @@ class Book:
         for block in hits:
             self.pool.share(block)
         num_new = self.limits.blocks(len(sequence.tokens)) - len(hits)
-        sequence.blocks = [*hits, *(self.pool.allocate() for _ in range(num_new))]
+        sequence.blocks = hits + self.pool.allocate(num_new)
         sequence.capacity = len(sequence.blocks) * self.limits.block_size
         sequence.computed = len(hits) * self.limits.block_size
         sequence.named = len(hits)

@@ -128,7 +128,7 @@ class StepPlanner:
 
     def _own_tail(self, sequence: Sequence, draft: Draft, full: bool) -> None:
         """A new last block, or a copy of the shared one."""
-        block = self.book.pool.allocate()
+        (block,) = self.book.pool.allocate(1)
         if full:
             sequence.blocks.append(block)
             draft.appended.append(Append(sequence.slot, block))

@@ -137,9 +137,9 @@ class Scheduler:
         flight = self.flights.popleft()
         assert flight.step_id == step_id and len(tokens) == len(flight.samplers)
         self._observe(flight, now_s)
-        progress, size = Progress([], []), self.limits.block_size
+        progress, size, gone = Progress([], []), self.limits.block_size, State.FINISHED
         for position, (sequence, token) in enumerate(zip(flight.samplers, tokens, strict=True)):
-            if sequence.state is State.FINISHED:
+            if sequence.state is gone:
                 continue
             known = sequence.tokens
             known.append(token)
