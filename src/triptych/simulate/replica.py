@@ -1,9 +1,10 @@
 """One replica of an LLM: the engine's own scheduler, with predicted durations in place of ranks.
 
 Step j runs on stage s when stage s - 1 is done with it and stage s with step j - 1; it completes
-with the last stage. Event order: at equal times completed steps come before requests, and after
-each event the scheduler plans until it has nothing to add. The engine keeps the same loop, so the
-same trace with the same durations gives the same decisions.
+with the last stage. The first stage also waits for step j - stages, whose tokens it may need as
+inputs if it was planned ahead. Event order: at equal times completed steps come before requests,
+and after each event the scheduler plans until it has nothing to add. The engine keeps the same
+loop, so the same trace with the same durations gives the same decisions.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class Replica:
         self.busy_s = 0.0  # of the first stage
         self.num_steps = 0
         self._free_s = [0.0] * limits.stages
+        self._ends_s = deque([0.0] * limits.stages, maxlen=limits.stages)  # of the last steps
         self._running: deque[tuple[float, Step]] = deque()
         self._records: dict[int, Record] = {}
 
@@ -154,13 +156,14 @@ class Replica:
 
     def _plan(self, now_s: float) -> None:
         while (step := self.scheduler.plan(now_s)) is not None:
-            at_s = now_s
+            at_s = max(now_s, self._ends_s[0])
             seconds = self.cost(self._shape(step))
             for stage, duration_s in enumerate(seconds):
                 at_s = max(at_s, self._free_s[stage]) + duration_s
                 self._free_s[stage] = at_s
             self.busy_s += seconds[0]
             self.num_steps += 1
+            self._ends_s.append(at_s)
             self._running.append((at_s, step))
 
     def _shape(self, step: Step) -> StepShape:

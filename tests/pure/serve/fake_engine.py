@@ -89,6 +89,7 @@ class Driver:
     texts: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[tuple[int, int], Reason] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    batches: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.device = Device(self.scheduler)
@@ -107,11 +108,22 @@ class Driver:
             self.check()
             assert broken_budget(self.scheduler, step) == []
             assert Step.from_ints(step.to_ints()) == step
+            self.assert_in_one_batch(step)
             self.steps.append(step)
             self.pending.append((step, self.device.run(step)))
         elif not self.pending:
             assert not self.scheduler.book.living, "somebody lives and nothing advances"
         return step
+
+    def assert_in_one_batch(self, step: Step) -> None:
+        """Of any `stages` steps in flight, a sequence is in one at most."""
+        book = self.scheduler.book
+        running = (*book.prefilling, *book.decoding)
+        now = {(s.request.id, s.index) for s in running if s.last_step == step.id}
+        for pending, _ in self.pending:
+            if pending.id > step.id - self.scheduler.limits.stages:
+                assert not now & self.batches[pending.id], "in two batches in flight"
+        self.batches[step.id] = now
 
     def complete(self, duration_s: float = 0.01) -> Progress:
         step, tokens = self.pending.pop(0)

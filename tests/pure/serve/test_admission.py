@@ -19,7 +19,7 @@ def ask(scheduler: Scheduler, size: int, max_tokens: int | None = 1, n: int = 1)
     return scheduler.admit(Request(id=number, prompt=[1] * size, max_tokens=max_tokens, n=n), 0.0)
 
 
-def test_the_context_limit_is_the_smaller_of_model_and_pool() -> None:
+def test_pub_085_the_context_limit_is_the_smaller_of_model_and_pool() -> None:
     assert SMALL.context == 32
     assert Limits(num_blocks=100, model_context=64, max_running=1).context == 64
 
@@ -35,7 +35,7 @@ def test_the_context_limit_is_the_smaller_of_model_and_pool() -> None:
         (4, -1, "max_tokens is -1"),
     ],
 )
-def test_what_can_never_fit_is_refused_with_the_numbers(
+def test_pub_085_what_can_never_fit_is_refused_with_the_numbers(
     size: int, max_tokens: int | None, words: str
 ) -> None:
     scheduler = Scheduler(SMALL)
@@ -51,7 +51,7 @@ def test_continuations_are_as_many_as_run_at_once(n: int) -> None:
     assert answer.refusal is not None and "from 1 to 4" in answer.refusal.message
 
 
-def test_at_the_limit_nothing_is_generated_or_as_much_as_fits() -> None:
+def test_pub_085_at_the_limit_nothing_is_generated_or_as_much_as_fits() -> None:
     driver = Driver(Scheduler(SMALL))
     assert driver.admit(Request(id=0, prompt=[1] * 32)) is State.FINISHED
     assert driver.admit(Request(id=1, prompt=[1] * 31)) is State.WAITING

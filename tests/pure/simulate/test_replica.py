@@ -94,6 +94,16 @@ def test_a_pipeline_multiplies_throughput_and_leaves_latency() -> None:
     assert tpots[1] == pytest.approx(tpots[0], rel=0.02)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_no_token_is_used_before_it_has_left_the_last_stage(ahead: int) -> None:
+    """Stages of 1 and 3 s: two requests alternate, and each token still takes at least 4 s."""
+    limits = limits_of(stages=2, steps_ahead=ahead)
+    records = simulate(trace_of([0.0, 0.0], 512, 20), [Replica(limits, lambda shape: (1.0, 3.0))])
+    assert all(record.tpot_s == pytest.approx(6.0, abs=0.2) for record in records)
+    (lone,) = simulate(trace_of([0.0], 512, 20), [Replica(limits, lambda shape: (1.0, 3.0))])
+    assert lone.tpot_s == pytest.approx(4.0)
+
+
 def test_planning_ahead_changes_no_duration_of_a_lone_request() -> None:
     cost = LinearCost(fixed_s=0.01)
     for ahead in (0, 1):
@@ -158,6 +168,7 @@ class EngineLoop:
     def __init__(self, limits: Limits) -> None:
         self.core = Scheduler(limits)
         self.free = [0.0] * limits.stages
+        self.ends = [0.0] * limits.stages
         self.events: list[tuple[float, int, int]] = []
         self.steps: dict[int, Step] = {}
         self.times: dict[int, list[float]] = {}
@@ -186,7 +197,9 @@ class EngineLoop:
 
     def end(self, step: Step, now: float) -> float:
         """When a step that is planned now leaves the last stage."""
+        now = max(now, self.ends[-len(self.free)])
         for stage, free in enumerate(self.free):
             now = max(now, free) + 0.01 + 1e-4 * step.num_tokens / len(self.free)
             self.free[stage] = now
+        self.ends.append(now)
         return now
