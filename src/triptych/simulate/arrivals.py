@@ -58,14 +58,18 @@ def fit(arrival_s: Floats, window_s: float, end_s: float | None = None) -> list[
 
     A window with fewer than 3 arrivals shows no burstiness: its CV is 1.
     """
-    end_s = float(arrival_s[-1]) if end_s is None else end_s
-    edges = np.arange(0.0, end_s, window_s)
+    if end_s is None:
+        end_s = float(arrival_s.max(initial=0.0))
     windows = []
-    for start, stop in zip(edges, [*edges[1:], end_s], strict=True):
-        inside = arrival_s[(arrival_s >= start) & (arrival_s < stop)]
+    for start_s in np.arange(0.0, end_s, window_s).tolist():
+        stop_s = start_s + window_s
+        is_last = stop_s >= end_s
+        duration_s = end_s - start_s if is_last else window_s
+        before = arrival_s <= end_s if is_last else arrival_s < stop_s
+        inside = arrival_s[(arrival_s >= start_s) & before]
         gaps_s = np.diff(inside)
         cv = float(gaps_s.std() / gaps_s.mean()) if len(inside) > 2 and gaps_s.mean() else 1.0
-        windows.append(Window(float(stop - start), len(inside) / float(stop - start), cv))
+        windows.append(Window(duration_s, len(inside) / duration_s, cv))
     return windows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from triptych.errors import InputError, Problem
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
+_PER_REQUEST = ("arrival_s", "prompt_tokens", "output_tokens", "model", "slo_s")
 # Prompt and answer tokens of so many requests.
 Lengths = Callable[[np.random.Generator, int], tuple[Counts, Counts]]
 
@@ -32,18 +34,27 @@ class Trace:
     models: tuple[str, ...] = ("",)
     slo_s: Floats
 
+    def __post_init__(self) -> None:
+        lengths = {len(getattr(self, name)) for name in _PER_REQUEST}
+        if len(lengths) != 1:
+            raise InputError(
+                Problem(f"columns of {sorted(lengths)} values", "one for each request")
+            )
+        if (np.diff(self.arrival_s) < 0).any():
+            raise InputError(Problem("arrivals go back in time", "in order", "sort the trace"))
+
     def __len__(self) -> int:
         return len(self.arrival_s)
 
     @property
     def rate_per_s(self) -> float:
-        """Requests a second between the first and the last."""
-        return (len(self) - 1) / float(self.arrival_s[-1] - self.arrival_s[0])
+        """Requests a second between the first and the last; NaN if there is no time between."""
+        span_s = float(np.ptp(self.arrival_s)) if len(self) else 0.0
+        return (len(self) - 1) / span_s if span_s else math.nan
 
     def head(self, count: int) -> Trace:
         """The first requests."""
-        fields = ("arrival_s", "prompt_tokens", "output_tokens", "model", "slo_s")
-        return replace(self, **{name: getattr(self, name)[:count] for name in fields})
+        return replace(self, **{name: getattr(self, name)[:count] for name in _PER_REQUEST})
 
     def capped(self, prompt_tokens: int, output_tokens: int) -> Trace:
         """The same requests, none longer than a model's limits."""
@@ -107,15 +118,31 @@ def read_trace(path: Path) -> Trace:
 
     `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure), `timestamp_ms,input_length,output_length`
     (Mooncake), `model,arrival_s,slo_s` (single-shot requests, without lengths).
+
+    Raises:
+        InputError: if the file cannot be read as one of them.
+
     """
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(Problem(f"{path}: {error}", "a CSV file that can be read")) from error
     columns = set(rows[0]) if rows else set()
     for needed, read in _FORMS.items():
         if needed <= columns:
-            return read({name: [row[name] for row in rows] for name in needed})
+            return _read(path, read, {name: [row[name] for row in rows] for name in needed})
     known = " | ".join(",".join(sorted(form)) for form in _FORMS)
     raise InputError(Problem(f"{path}: columns {sorted(columns)}", "a form that is known", known))
+
+
+def _read(
+    path: Path, read: Callable[[dict[str, list[str]]], Trace], columns: dict[str, list[str]]
+) -> Trace:
+    try:
+        return read(columns)
+    except (TypeError, ValueError) as error:
+        raise InputError(Problem(f"{path}: {error}", "a number or a time in each row")) from error
 
 
 def _counts(texts: list[str]) -> Counts:

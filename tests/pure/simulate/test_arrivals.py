@@ -39,7 +39,12 @@ def test_the_last_window_may_be_short_and_lonely_arrivals_are_poisson() -> None:
     found = fit(np.array([1.0, 12.0, 13.0, 14.0, 15.0]), 10.0)
     assert [w.duration_s for w in found] == [10.0, 5.0]
     assert found[0] == (10.0, 0.1, 1.0)
-    assert found[1].cv == 0.0
+    assert found[1] == (5.0, 4 / 5.0, 0.0)
+
+
+def test_no_arrivals_have_no_windows() -> None:
+    assert fit(np.empty(0), 10.0) == []
+    assert fit(np.empty(0), 10.0, end_s=10.0) == [(10.0, 0.0, 1.0)]
 
 
 def test_scaling_multiplies_rate_and_cv() -> None:

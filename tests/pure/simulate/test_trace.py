@@ -58,6 +58,24 @@ def test_an_unknown_form_is_refused_with_those_that_are_known(tmp_path: Path, te
         read_trace(written(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (MOONCAKE.replace("7322", "many"), "many"),
+        (MOONCAKE.replace(",7322,490,15", ""), "each row"),
+        (MOONCAKE.replace("2040", "20"), "back in time"),
+    ],
+)
+def test_a_damaged_trace_is_refused_with_its_name(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read_trace(written(tmp_path, text))
+
+
+def test_a_missing_trace_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        read_trace(tmp_path / "nowhere.csv")
+
+
 def test_lengths_follow_their_distributions() -> None:
     rng, at = np.random.default_rng(1), np.arange(20_000.0)
     assert set(make(at, fixed_lengths(7, 3), rng).prompt_tokens) == {7}

@@ -51,11 +51,10 @@ class StepPlanner:
         self._blocked: tuple[Sequence, int] | None = None
 
     def fill(self, draft: Draft) -> None:
-        """Plans all that fits. Nobody starts in a step in which blocks ran out."""
+        """Plans all that fits."""
         self._make_room(draft)
-        before = self.book.num_preemptions
         self._decode(draft)
-        self._prefill(draft, may_start=self.book.num_preemptions == before)
+        self._prefill(draft)
 
     def _make_room(self, draft: Draft) -> None:
         """Preempts running sequences of lower priority for the first that waits, if that helps."""
@@ -138,19 +137,19 @@ class StepPlanner:
         sequence.blocks[-1] = block
         draft.copies.append(Copy(sequence.slot, position, source, block))
 
-    def _prefill(self, draft: Draft, may_start: bool) -> None:
+    def _prefill(self, draft: Draft) -> None:
         """Chunks of prompts in the order in which they are due, waiting ones started on the way."""
         budget = min(draft.allowance, self.limits.token_budget - len(draft.decodes))
-        for sequence in self._candidates(draft, may_start):
+        for sequence in self._candidates(draft):
             budget -= self._chunk(sequence, draft, budget)
             if budget <= 0:
                 return
 
-    def _candidates(self, draft: Draft, may_start: bool) -> Iterator[Sequence]:
+    def _candidates(self, draft: Draft) -> Iterator[Sequence]:
         """Prompts to compute, earliest due first; who waits and cannot start holds the line."""
         running = [s for s in self.book.prefilling if s.last_step <= draft.horizon]
         running.reverse()
-        waiting = self.book.waiting
+        waiting, may_start = self.book.waiting, True
         while running or (may_start and waiting):
             if may_start and waiting and (not running or waiting[0].order < running[-1].order):
                 head = waiting[0]
