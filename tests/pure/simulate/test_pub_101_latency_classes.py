@@ -64,8 +64,8 @@ def test_pub_101_under_twice_the_load_the_excess_is_refused_and_the_rest_is_in_t
     summary = summarize(records, {"chat": CHAT, "bulk": BULK})
     assert 0.3 < summary.num_refused / len(trace) < 0.65
     for name in ("chat", "bulk"):
-        # Predicted: all that are admitted. Simulated within 10 points of that, for each class.
-        assert apart[name].attainment_of_admitted.value >= 0.9
+        # Predicted: all that are admitted. Simulated within 5 points of that, for each class.
+        assert apart[name].attainment_of_admitted.value >= 0.95
     _, everything, _ = overload(refuses_late=False)
     careless = summarize(everything, {"chat": CHAT, "bulk": BULK})
     assert summary.goodput_per_s > 1.5 * careless.goodput_per_s
