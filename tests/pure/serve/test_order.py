@@ -134,3 +134,34 @@ def test_steps_shrink_to_keep_the_pace_of_those_that_decode() -> None:
     assert max(durations) > 0.1
     assert sum(durations[-40:]) / 40 < 0.06
     driver.run()
+
+
+def test_nobody_is_preempted_in_vain_for_slots_or_blocks() -> None:
+    limits = Limits(num_blocks=16, block_size=4, model_context=64, max_running=3, token_budget=64)
+    for n, size in ((2, 8), (1, 40)):  # two slots, or ten blocks: one victim has not so much
+        driver = Driver(Scheduler(limits, POLICY))
+        for number, name in enumerate(("chat", "chat", "free")):
+            request = Request(id=number, prompt=[number] * 16, max_tokens=3, latency_class=name)
+            driver.admit(request)
+        driver.plan()
+        assert driver.scheduler.load.num_running == 3
+        driver.admit(Request(id=3, prompt=[3] * size, n=n, max_tokens=9, latency_class="chat"))
+        driver.plan()
+        assert driver.scheduler.load.num_preemptions == 0
+        driver.run()
+
+
+def test_a_preempted_prompt_waits_for_its_chunk_in_flight() -> None:
+    limits = Limits(
+        num_blocks=64, block_size=4, model_context=64, max_running=1, token_budget=8, stages=3
+    )
+    driver = Driver(Scheduler(limits, POLICY))
+    driver.admit(Request(id=1, prompt=[1] * 40, max_tokens=4, latency_class="free"))
+    driver.plan()
+    driver.admit(Request(id=2, prompt=[2], max_tokens=4, latency_class="chat"))
+    driver.plan()
+    assert driver.scheduler.load.num_preemptions == 1
+    driver.scheduler.abort(2)
+    assert driver.plan() is None
+    driver.run()
+    assert len(driver.texts[1, 0]) == 4
