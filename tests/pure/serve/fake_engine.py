@@ -116,12 +116,15 @@ class Driver:
         return step
 
     def assert_in_one_batch(self, step: Step) -> None:
-        """Of any `stages` steps in flight, a sequence is in one at most."""
-        book = self.scheduler.book
+        """Of any `stages` steps in flight, a sequence is in one at most, or samples in one."""
+        limits, book = self.scheduler.limits, self.scheduler.book
+        slots = {*step.samples}
+        if not limits.overlap_chunks:
+            slots |= {chunk.slot for chunk in step.chunks}
         running = (*book.prefilling, *book.decoding)
-        now = {(s.request.id, s.index) for s in running if s.last_step == step.id}
+        now = {(s.request.id, s.index) for s in running if s.slot in slots}
         for pending, _ in self.pending:
-            if pending.id > step.id - self.scheduler.limits.stages:
+            if pending.id > step.id - limits.stages:
                 assert not now & self.batches[pending.id], "in two batches in flight"
         self.batches[step.id] = now
 

@@ -25,12 +25,20 @@ class Lives(RuleBasedStateMachine):
         num_blocks=st.integers(4, 32),
         stages=st.integers(1, 3),
         ahead=st.integers(0, 1),
+        overlap=st.booleans(),
         reuse=st.booleans(),
         max_running=st.integers(1, 6),
         budget=st.integers(7, 40),
     )
     def begin(
-        self, num_blocks: int, stages: int, ahead: int, reuse: bool, max_running: int, budget: int
+        self,
+        num_blocks: int,
+        stages: int,
+        ahead: int,
+        overlap: bool,
+        reuse: bool,
+        max_running: int,
+        budget: int,
     ) -> None:
         self.limits = Limits(
             num_blocks=num_blocks,
@@ -40,6 +48,7 @@ class Lives(RuleBasedStateMachine):
             token_budget=budget,
             stages=stages,
             steps_ahead=ahead,
+            overlap_chunks=overlap,
             prefix_reuse=reuse,
         )
         scheduler = Scheduler(self.limits, Policy(classes=CLASSES, ageing_s=1.0))

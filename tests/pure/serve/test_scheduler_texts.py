@@ -44,12 +44,20 @@ def requests_of(count: int, seed: int, most: int, n: int = 1) -> list[Request]:
     return found
 
 
-@pytest.mark.parametrize(("stages", "ahead"), [(1, 0), (1, 1), (2, 0), (4, 1)])
+@pytest.mark.parametrize(
+    ("stages", "ahead", "overlap"), [(1, 0, False), (1, 1, False), (2, 0, True), (4, 1, False)]
+)
 @pytest.mark.parametrize(("num_blocks", "reuse"), [(32, False), (32, True), (200, True)])
 def test_texts_are_those_of_each_request_alone(
-    stages: int, ahead: int, reuse: bool, num_blocks: int
+    stages: int, ahead: int, overlap: bool, reuse: bool, num_blocks: int
 ) -> None:
-    limits = limits_of(num_blocks=num_blocks, stages=stages, steps_ahead=ahead, prefix_reuse=reuse)
+    limits = limits_of(
+        num_blocks=num_blocks,
+        stages=stages,
+        steps_ahead=ahead,
+        overlap_chunks=overlap,
+        prefix_reuse=reuse,
+    )
     driver = Driver(Scheduler(limits), stops=True)
     rng = random.Random(stages)
     requests = requests_of(24, seed=stages + 10 * ahead, most=50, n=3)

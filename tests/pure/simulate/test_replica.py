@@ -104,6 +104,16 @@ def test_no_token_is_used_before_it_has_left_the_last_stage(ahead: int) -> None:
     assert lone.tpot_s == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize(("overlap", "stage_times"), [(False, 16 * 4), (True, 16 + 3)])
+def test_a_long_prompt_fills_a_pipeline_if_its_chunks_may_overlap(
+    overlap: bool, stage_times: int
+) -> None:
+    limits = limits_of(stages=4, overlap_chunks=overlap, model_context=10_000)
+    cost = LinearCost(fixed_s=0.01, stages=4)
+    (record,) = simulate(trace_of([0.0], 16 * 512, 1), [Replica(limits, cost)])
+    assert record.ttft_s == pytest.approx(0.01 * stage_times)
+
+
 def test_planning_ahead_changes_no_duration_of_a_lone_request() -> None:
     cost = LinearCost(fixed_s=0.01)
     for ahead in (0, 1):

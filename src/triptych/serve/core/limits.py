@@ -20,6 +20,9 @@ class Limits:
         token_budget: tokens computed in one step, decodes included.
         stages: pipeline stages; as many steps are in flight.
         steps_ahead: 1 plans a step before the tokens of its predecessor are known, 0 never does.
+        overlap_chunks: whether the next chunk of a prompt may be in flight behind the last one.
+            Otherwise a request is in one batch at a time, and a long prompt alone in a pipeline
+            uses one stage at a time.
         prefix_reuse: whether full blocks of equal prefixes are shared.
 
     Raises:
@@ -35,6 +38,7 @@ class Limits:
     token_budget: int = 2048
     stages: int = 1
     steps_ahead: int = 1
+    overlap_chunks: bool = False
     prefix_reuse: bool = True
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ class Draft:
 
     def __init__(self, step_id: int, horizon: int, allowance: int) -> None:
         self.id = step_id
-        self.horizon = horizon  # the last step whose sequences may be in this one too
+        self.horizon = horizon  # the last step that nobody has to wait for any more
         self.allowance = allowance  # prompt tokens beside decodes
         self.samplers: list[Sequence] = []
         self.touched: list[Sequence] = []  # whose prompts it computes
@@ -89,14 +89,14 @@ class StepPlanner:
         while index < len(decoding) and len(slots) < share:
             sequence = decoding[index]
             index += 1
-            if sequence.last_step > horizon or sequence.planned == sequence.end:
+            if sequence.waits_for > horizon or sequence.planned == sequence.end:
                 continue
             grows = sequence.computed == sequence.capacity or sequence.shares_tail
             if grows and not self._grow(sequence, draft):
                 break
             sequence.computed += 1
             sequence.planned += 1
-            sequence.last_step = step_id
+            sequence.waits_for = step_id
             slots.append(sequence.slot)
             samplers.append(sequence)
             if sequence.tpot_s < tightest:
@@ -147,7 +147,7 @@ class StepPlanner:
 
     def _candidates(self, draft: Draft) -> Iterator[Sequence]:
         """Prompts to compute, earliest due first; who waits and cannot start holds the line."""
-        running = [s for s in self.book.prefilling if s.last_step <= draft.horizon]
+        running = [s for s in self.book.prefilling if s.waits_for <= draft.horizon]
         running.reverse()
         waiting, may_start = self.book.waiting, True
         while running or (may_start and waiting):
@@ -172,17 +172,19 @@ class StepPlanner:
 
     def _ready(self, sequence: Sequence, draft: Draft) -> bool:
         """Whether no step in flight still works for it."""
-        return sequence.outstanding == 0 and sequence.last_step <= draft.horizon
+        return sequence.outstanding == 0 and sequence.waits_for <= draft.horizon
 
     def _chunk(self, sequence: Sequence, draft: Draft, budget: int) -> int:
         """Plans the next tokens of a prompt; returns their number."""
         start, known = sequence.computed, len(sequence.tokens)
         count = min(budget, known - start)
         sequence.computed += count
-        sequence.last_step = draft.id
         draft.prefill_tokens += count
         draft.touched.append(sequence)
-        samples = self._samplers(sequence, draft) if sequence.computed == known else []
+        is_last = sequence.computed == known
+        if is_last or not self.limits.overlap_chunks:
+            sequence.waits_for = draft.id
+        samples = self._samplers(sequence, draft) if is_last else []
         slots = tuple(sampler.slot for sampler in samples)
         draft.samplers += samples
         draft.chunks.append(Chunk(sequence.slot, start, count, slots))

@@ -25,7 +25,6 @@ class Sequence:
         "end",
         "hashes",
         "index",
-        "last_step",
         "named",
         "num_forks",
         "order",
@@ -38,6 +37,7 @@ class Sequence:
         "state",
         "tokens",
         "tpot_s",
+        "waits_for",
     )
 
     def __init__(
@@ -56,7 +56,7 @@ class Sequence:
         self.shares_tail = False  # its last block may be another's too
         self.computed = 0
         self.planned = len(self.tokens)
-        self.last_step = -1
+        self.waits_for = -1  # the step before which it may not be in another one
         self.decoding = False  # whether its last known token is all that is left to compute
         self.hashes: list[bytes] = []  # of its first full blocks
         self.named = 0  # its first blocks that the pool can find by hash
