@@ -5,7 +5,8 @@ before the device starts: its tables and rows as arrays. Steps are planned one a
 
     python benchmarks/schedule_cost.py [--running 256] [--steps 400] [--json]
 
-With `perf` and hardware counters, `perf stat -e instructions:u` over it counts instructions.
+Where `perf` can count instructions, it prints those of a step too: the difference of two runs of
+different length, so that starting up does not count.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
+import shutil
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -99,18 +104,38 @@ def summary(name: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
+KINDS = {"decode": decode_only, "mixed": mixed}
+
+
+def instructions(name: str, running: int, num_steps: int) -> float | None:
+    """User-space instructions of one step by `perf`; None where it cannot count."""
+    if shutil.which("perf") is None:
+        return None
+    counts = []
+    for steps in (num_steps, 3 * num_steps):
+        command = ["perf", "stat", "-x,", "-e", "instructions:u", sys.executable, __file__]
+        command += ["--only", name, "--running", str(running), "--steps", str(steps)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        found = re.search(r"^(\d+),.*instructions", done.stderr, re.MULTILINE)
+        if done.returncode or found is None:
+            return None
+        counts.append(int(found.group(1)))
+    return (counts[1] - counts[0]) / (2 * num_steps)
+
+
 def main() -> None:
     """Prints both kinds of steps beside floor and aim."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--only", choices=KINDS, help="one kind of steps, nothing printed")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     gc.freeze()
-    found = [
-        summary("decode", decode_only(options.running, options.steps)),
-        summary("mixed", mixed(options.running, options.steps)),
-    ]
+    if options.only:
+        KINDS[options.only](options.running, options.steps)
+        return
+    found = [summary(name, kind(options.running, options.steps)) for name, kind in KINDS.items()]
     if options.json:
         rows = [
             {
@@ -129,6 +154,12 @@ def main() -> None:
     print(f"{options.running} running; floor {FLOOR_MS} ms, aim {AIM_MS} ms a step")
     for row in found:
         print("  ".join(f"{k} {v:.3f}" if k != "steps" else f"{v:7}" for k, v in row.items()))
+    for name in KINDS:
+        count = instructions(name, options.running, 100)
+        print(
+            f"{name:7}  "
+            + ("instructions: perf cannot count" if count is None else f"{count:,.0f} instructions")
+        )
 
 
 if __name__ == "__main__":
