@@ -100,3 +100,18 @@ def test_what_would_miss_its_objective_is_refused_once_the_throughput_is_known()
     answer = driver.scheduler.admit(request, driver.now_s)
     assert answer.refusal is not None and "objective of class default is 0.5 s" in str(answer)
     assert answer.refusal.retry_after_s == pytest.approx(3.0, rel=0.3)
+
+
+def test_a_long_prompt_alone_in_a_pipeline_does_not_pass_for_a_full_one() -> None:
+    """It is in one batch at a time; the other stages have room, and nobody is refused."""
+    limits = Limits(num_blocks=4000, model_context=9000, max_running=8, token_budget=100, stages=4)
+    classes = (LatencyClass(ttft_s=1.0), LatencyClass(name="bulk", ttft_s=100.0))
+    driver = Driver(Scheduler(limits, Policy(classes=classes, refuses_late=True)))
+    driver.admit(Request(id=0, prompt=[1] * 8050, max_tokens=1, latency_class="bulk"))
+    for _ in range(20):
+        while driver.plan() is not None:
+            pass
+        driver.complete(0.4)  # a chunk of 100 tokens through four stages
+        request = Request(id=99, prompt=[2] * 200, max_tokens=1, arrival_s=driver.now_s)
+        assert driver.admit(request) is State.WAITING
+        driver.scheduler.abort(99)

@@ -31,7 +31,7 @@ def test_the_wait_is_the_longer_of_tokens_and_starts_after_the_steps_in_flight()
     assert forecast.wait_s(2000, 1, 1.0, 2) == pytest.approx(2.2, rel=0.02)
 
 
-def test_steps_that_left_nothing_over_say_nothing_of_throughput() -> None:
+def test_steps_with_room_for_more_say_nothing_of_throughput() -> None:
     forecast = busy()
     for _ in range(100):
         forecast.completed(0.1, 1, 0, is_saturated=False)

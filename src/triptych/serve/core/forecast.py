@@ -35,7 +35,7 @@ class Recent:
 
 
 class Forecast:
-    """Throughput while prompts wait, and arrivals by lead."""
+    """Throughput of full steps, and arrivals by lead."""
 
     def __init__(self, half_life_s: float = 5.0) -> None:
         self.half_life_s = half_life_s
@@ -44,7 +44,7 @@ class Forecast:
         self._arrived: dict[float, tuple[Recent, float]] = {}  # and when it was last noted
 
     def completed(self, duration_s: float, tokens: int, starts: int, is_saturated: bool) -> None:
-        """Takes in a step; only one that left prompts over shows how much can be done."""
+        """Takes in a step; only one without room for more shows how much can be done."""
         self.step_s = duration_s
         if is_saturated:
             self._done.note(duration_s, tokens, starts)

@@ -27,6 +27,7 @@ class Draft:
         self.chunks: list[Chunk] = []
         self.prefill_tokens = 0
         self.tightest_tpot_s = math.inf
+        self.is_saturated = False  # no room for another prompt token
 
     def step(self, released: list[int]) -> Step:
         """The value to broadcast."""
@@ -143,6 +144,7 @@ class StepPlanner:
         for sequence in self._candidates(draft):
             budget -= self._chunk(sequence, draft, budget)
             if budget <= 0:
+                draft.is_saturated = True
                 return
 
     def _candidates(self, draft: Draft) -> Iterator[Sequence]:
@@ -161,11 +163,12 @@ class StepPlanner:
 
     def _start(self, head: Sequence, draft: Draft) -> bool:
         """Starts a waiting sequence if it fits; asks again only after somebody has left."""
-        if self._blocked == (head, self.book.num_departures) or not self._ready(head, draft):
+        if not self._ready(head, draft):
             return False
-        hits = self.book.fitting(head)
+        state = (head, self.book.num_departures)
+        hits = self.book.fitting(head) if state != self._blocked else None
         if hits is None:
-            self._blocked = (head, self.book.num_departures)
+            self._blocked, draft.is_saturated = state, True
             return False
         draft.started.append(self.book.start(head, hits))
         return True

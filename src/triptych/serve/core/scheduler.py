@@ -43,7 +43,7 @@ class Flight:
     prefill_tokens: int
     num_starts: int
     tightest_tpot_s: float
-    is_saturated: bool  # prompts were left over
+    is_saturated: bool  # it had no room for another prompt token
 
 
 class Load(NamedTuple):
@@ -214,7 +214,7 @@ class Scheduler:
             draft.prefill_tokens,
             len(draft.started),
             draft.tightest_tpot_s,
-            bool(self.book.waiting or self.book.prefilling),
+            draft.is_saturated,
         )
 
     def _observe(self, flight: Flight, now_s: float) -> None:
@@ -222,7 +222,8 @@ class Scheduler:
         times = self._completed_s
         busy_s = now_s - max(flight.planned_s, times[-1] if times else flight.planned_s)
         work = (flight.prefill_tokens, flight.num_starts)
-        self._forecast.completed(busy_s, *work, flight.is_saturated)
+        all_stages_busy = 1 + len(self.flights) >= self.limits.stages
+        self._forecast.completed(busy_s, *work, flight.is_saturated and all_stages_busy)
         # The rows of a step waited since the step before in which they were: one for each stage.
         since = times[0] if len(times) == self.limits.stages else flight.planned_s
         self._pace.note(now_s - max(flight.planned_s, since), flight.tightest_tpot_s)
