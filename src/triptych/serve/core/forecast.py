@@ -21,17 +21,19 @@ class Recent:
 
     def note(self, duration_s: float, tokens: int, starts: int) -> None:
         """Lets `duration_s` pass, at the end of which something happens."""
-        kept = 0.5 ** (duration_s / self.half_life_s)
-        # The span fades like the amounts: their ratio is an average rate.
-        self.span_s = self.span_s * kept + (1 - kept) * self.half_life_s / math.log(2)
+        kept, self.span_s = self._faded(duration_s)
         self.tokens = self.tokens * kept + tokens
         self.starts = self.starts * kept + starts
 
-    @property
-    def rates(self) -> tuple[float, float]:
-        """Tokens and starts a second; 0 before anything is known."""
-        span_s = self.span_s or math.inf
-        return self.tokens / span_s, self.starts / span_s
+    def rates(self, idle_s: float = 0.0) -> tuple[float, float]:
+        """Tokens and starts a second, `idle_s` after the last note; 0 if nothing is known."""
+        kept, span_s = self._faded(idle_s)
+        return (self.tokens * kept / span_s, self.starts * kept / span_s) if span_s else (0.0, 0.0)
+
+    def _faded(self, duration_s: float) -> tuple[float, float]:
+        """What is kept of amounts, and the span: it fades like them, so ratios are averages."""
+        kept = 0.5 ** (duration_s / self.half_life_s)
+        return kept, self.span_s * kept + (1 - kept) * self.half_life_s / math.log(2)
 
 
 class Forecast:
@@ -55,35 +57,39 @@ class Forecast:
         recent.note(max(0.0, now_s - last_s), tokens, 1)
         self._arrived[lead_s] = (recent, max(now_s, last_s))
 
-    def wait_s(self, tokens: int, starts: int, lead_s: float, num_in_flight: int) -> float:
-        """Seconds until so much work ahead, its own included, is done; only steps in flight count
-        before any throughput is known.
+    def wait_s(
+        self, tokens: int, starts: int, lead_s: float, num_in_flight: int, now_s: float
+    ) -> float:
+        """Seconds until so much work ahead, its own included, is done.
+
+        Before any throughput is known, only steps in flight count.
         """
+        overtaking = [
+            (lead_s - lead, recent.rates(now_s - last_s))
+            for lead, (recent, last_s) in self._arrived.items()
+            if lead < lead_s
+        ]
         waits = (
-            self._solve(work, rate, lead_s, which)
+            _solve(work, rate, [(ends_s, rates[which]) for ends_s, rates in overtaking])
             for which, (work, rate) in enumerate(
-                zip((tokens, starts), self._done.rates, strict=True)
+                zip((tokens, starts), self._done.rates(), strict=True)
             )
             if rate > 0
         )
         return num_in_flight * self.step_s + max(waits, default=0.0)
 
-    def _solve(self, work: float, rate: float, lead_s: float, which: int) -> float:
-        """The least W with W x rate = work + overtaking within W: leads from the longest on.
 
-        Overtaking by a class ends once W is the difference of the leads, so the wait is a line in
-        pieces: until `ends` passes W, classes that overtake take their part of the rate.
-        """
-        overtaking = [
-            (lead_s - lead, recent.rates[which])
-            for lead, (recent, _) in self._arrived.items()
-            if lead < lead_s
-        ]
-        at_s, left, taken = 0.0, work, sum(part for _, part in overtaking)
-        for ends_s, part in sorted(overtaking):
-            speed = rate - taken
-            if speed > 0 and left <= speed * (ends_s - at_s):
-                break
-            left -= speed * (ends_s - at_s)
-            at_s, taken = ends_s, taken - part
-        return at_s + left / (rate - taken)
+def _solve(work: float, rate: float, overtaking: list[tuple[float, float]]) -> float:
+    """The least W with W x rate = work + overtaking within W.
+
+    Each overtaker takes its part of the rate until its end, so what is left of the work is a line
+    in pieces.
+    """
+    at_s, left, taken = 0.0, work, sum(part for _, part in overtaking)
+    for ends_s, part in sorted(overtaking):
+        speed = rate - taken
+        if speed > 0 and left <= speed * (ends_s - at_s):
+            break
+        left -= speed * (ends_s - at_s)
+        at_s, taken = ends_s, taken - part
+    return at_s + left / (rate - taken)

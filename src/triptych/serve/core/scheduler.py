@@ -184,7 +184,7 @@ class Scheduler:
             book.num_reused_tokens,
         )
 
-    def predicted_wait_s(self, request: Request) -> float:
+    def predicted_wait_s(self, request: Request, now_s: float) -> float:
         """Seconds until the first token of a request that arrives now, by recent throughput.
 
         Before any throughput is known, only steps in flight are counted.
@@ -194,13 +194,13 @@ class Scheduler:
         tokens = sum(len(s.tokens) - s.computed for s in ahead) + len(request.prompt)
         starts = sum(s.state is not State.RUNNING for s in ahead) + 1
         lead_s = self.policy.lead_s(self.policy.class_of(request))
-        return self._forecast.wait_s(tokens, starts, lead_s, len(self.flights))
+        return self._forecast.wait_s(tokens, starts, lead_s, len(self.flights), now_s)
 
     def _busy(self, request: Request, now_s: float) -> Refusal | None:
         is_full = len(self.book.waiting) >= self.limits.max_waiting
         if not is_full and not self.policy.refuses_late:
             return None
-        wait_s = self.predicted_wait_s(request)
+        wait_s = self.predicted_wait_s(request, now_s)
         if is_full:
             return admission.full(self.limits, wait_s)
         latency, waited_s = self.policy.class_of(request), now_s - request.arrival_s
