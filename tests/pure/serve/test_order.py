@@ -66,7 +66,14 @@ def test_nothing_starves_under_an_endless_stream_of_urgent_requests() -> None:
 
 
 def test_blocks_are_taken_from_the_latest_of_the_lowest_priority() -> None:
-    limits = Limits(num_blocks=9, block_size=4, model_context=24, max_running=3, token_budget=30)
+    limits = Limits(
+        num_blocks=9,
+        block_size=4,
+        model_context=24,
+        max_running=3,
+        token_budget=30,
+        growth_tokens=1,
+    )
     driver = Driver(Scheduler(limits, POLICY))
     for number, (name, arrival_s) in enumerate([("free", 0.0), ("chat", 0.2), ("chat", 0.1)]):
         driver.admit(
@@ -137,7 +144,14 @@ def test_steps_shrink_to_keep_the_pace_of_those_that_decode() -> None:
 
 
 def test_nobody_is_preempted_in_vain_for_slots_or_blocks() -> None:
-    limits = Limits(num_blocks=16, block_size=4, model_context=64, max_running=3, token_budget=64)
+    limits = Limits(
+        num_blocks=16,
+        block_size=4,
+        model_context=64,
+        max_running=3,
+        token_budget=64,
+        growth_tokens=0,
+    )
     for n, size in ((2, 8), (1, 40)):  # two slots, or ten blocks: one victim has not so much
         driver = Driver(Scheduler(limits, POLICY))
         for number, name in enumerate(("chat", "chat", "free")):

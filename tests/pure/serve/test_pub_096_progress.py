@@ -20,6 +20,7 @@ def test_pub_096_forty_requests_share_a_pool_of_32_blocks(stages: int) -> None:
         model_context=4096,
         max_running=16,
         token_budget=64,
+        growth_tokens=1,
         stages=stages,
     )
     driver, rng = Driver(Scheduler(limits)), random.Random(1)
@@ -40,7 +41,14 @@ def test_pub_096_forty_requests_share_a_pool_of_32_blocks(stages: int) -> None:
 
 
 def test_pub_096_a_pool_exactly_one_longest_request_big() -> None:
-    limits = Limits(num_blocks=16, block_size=4, model_context=64, max_running=8, token_budget=32)
+    limits = Limits(
+        num_blocks=16,
+        block_size=4,
+        model_context=64,
+        max_running=8,
+        token_budget=32,
+        growth_tokens=1,
+    )
     driver = Driver(Scheduler(limits))
     requests = [Request(id=i, prompt=[i] * (1 + 9 * i), max_tokens=None) for i in range(7)]
     for request in requests:
@@ -54,7 +62,14 @@ def test_pub_096_a_pool_exactly_one_longest_request_big() -> None:
 
 
 def test_pub_096_the_first_due_advances_in_every_step() -> None:
-    limits = Limits(num_blocks=20, block_size=4, model_context=80, max_running=8, token_budget=24)
+    limits = Limits(
+        num_blocks=20,
+        block_size=4,
+        model_context=80,
+        max_running=8,
+        token_budget=24,
+        growth_tokens=1,
+    )
     driver = Driver(Scheduler(limits))
     for number in range(12):
         driver.admit(Request(id=number, prompt=[number] * 20, max_tokens=60, n=2))

@@ -10,7 +10,9 @@ from triptych.serve.core.limits import Limits
 from triptych.serve.core.request import Request, State
 from triptych.serve.core.scheduler import Scheduler
 
-LIMITS = Limits(num_blocks=48, block_size=4, model_context=128, max_running=12, token_budget=40)
+LIMITS = Limits(
+    num_blocks=48, block_size=4, model_context=128, max_running=12, token_budget=40, growth_tokens=1
+)
 
 
 def test_pub_098_a_hundred_leave_at_random_moments_and_five_stay() -> None:

@@ -26,6 +26,7 @@ class Lives(RuleBasedStateMachine):
         stages=st.integers(1, 3),
         ahead=st.integers(0, 1),
         overlap=st.booleans(),
+        growth=st.integers(0, 8),
         reuse=st.booleans(),
         max_running=st.integers(1, 6),
         budget=st.integers(7, 40),
@@ -36,6 +37,7 @@ class Lives(RuleBasedStateMachine):
         stages: int,
         ahead: int,
         overlap: bool,
+        growth: int,
         reuse: bool,
         max_running: int,
         budget: int,
@@ -49,6 +51,7 @@ class Lives(RuleBasedStateMachine):
             stages=stages,
             steps_ahead=ahead,
             overlap_chunks=overlap,
+            growth_tokens=growth,
             prefix_reuse=reuse,
         )
         scheduler = Scheduler(self.limits, Policy(classes=CLASSES, ageing_s=1.0))

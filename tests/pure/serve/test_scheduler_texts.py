@@ -19,6 +19,7 @@ def limits_of(**changes: object) -> Limits:
         model_context=128,
         max_running=8,
         token_budget=24,
+        growth_tokens=1,
     )
     return Limits(**{**base, **changes})  # type: ignore[arg-type]
 

@@ -93,7 +93,13 @@ def test_tables_are_those_of_the_scheduler() -> None:
 
 def test_rows_say_where_and_what_each_computes() -> None:
     limits = Limits(
-        num_blocks=8, block_size=4, model_context=32, max_running=3, token_budget=8, steps_ahead=0
+        num_blocks=8,
+        block_size=4,
+        model_context=32,
+        max_running=3,
+        token_budget=8,
+        steps_ahead=0,
+        growth_tokens=1,
     )
     scheduler, tables = Scheduler(limits), Tables(limits)
     scheduler.admit(Request(id=0, prompt=[5, 6], max_tokens=9), 0.0)

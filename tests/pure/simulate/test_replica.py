@@ -149,6 +149,19 @@ def test_what_does_not_fit_is_refused_and_disturbs_nobody() -> None:
     assert replica.scheduler.load.num_free_blocks == 256
 
 
+def test_room_to_grow_spares_preemptions_and_throughput() -> None:
+    """A pool that is always full: requests that start too early are preempted and start again."""
+    trace = make(np.zeros(300), uniform_lengths((50, 150), (100, 300)), np.random.default_rng(1))
+    preemptions, spans = [], []
+    for growth_tokens in (0, 32):
+        limits = limits_of(num_blocks=400, growth_tokens=growth_tokens)
+        replica = Replica(limits, LinearCost(fixed_s=0.01, token_s=1e-4))
+        records = simulate(trace, [replica])
+        preemptions.append(replica.scheduler.load.num_preemptions)
+        spans.append(max(record.finish_s for record in records))
+    assert preemptions[1] < preemptions[0] / 4 and spans[1] < spans[0]
+
+
 def decisions(records: list[Record]) -> list[tuple[float, float]]:
     return [(record.first_token_s, record.finish_s) for record in records]
 
@@ -159,7 +172,12 @@ def test_the_engines_loop_with_the_same_durations_takes_the_same_decisions(
 ) -> None:
     """Two drivers of one scheduler: the simulator, and one that knows nothing of it."""
     limits = limits_of(
-        stages=stages, steps_ahead=ahead, num_blocks=120, max_running=12, token_budget=100
+        stages=stages,
+        steps_ahead=ahead,
+        num_blocks=120,
+        max_running=12,
+        token_budget=100,
+        growth_tokens=1,
     )
     rng = np.random.default_rng(stages)
     arrival_s = draw([Window(20.0, 4.0, 3.0)], rng)

@@ -59,15 +59,15 @@ class Book:
     def fitting(self, sequence: Sequence) -> list[int] | None:
         """The blocks that a waiting sequence could reuse, if it could start now; else None.
 
-        Its last known token is never reused, so that it has a logit. Beside others it leaves a
-        hundredth of the pool free for them to grow.
+        Its last known token is never reused, so that it has a logit. Beside others it leaves room
+        for each of them to grow.
         """
         if len(self.free_slots) - self.num_promised <= sequence.num_forks:
             return None
         size, known = self.limits.block_size, len(sequence.tokens)
         hits = self.pool.find(sequence.hashes[: (known - 1) // size])
         num_free = self.pool.num_free - sum(self.pool.counts[block] == 0 for block in hits)
-        spare = max(1, self.limits.num_blocks // 100) if self.num_running else 0
+        spare = self.limits.blocks(self.num_running * self.limits.growth_tokens)
         return hits if self.limits.blocks(known) - len(hits) + spare <= num_free else None
 
     def start(self, sequence: Sequence, hits: list[int]) -> Start:

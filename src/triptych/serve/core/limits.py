@@ -18,6 +18,9 @@ class Limits:
         max_running: sequences that run at once (a request counts `n` times).
         max_waiting: requests that wait at once; further ones are refused.
         token_budget: tokens computed in one step, decodes included.
+        growth_tokens: room left for each running sequence when another one starts. Less means more
+            preemption (0: a tenth of the throughput lost to it in a full pool), more means fewer
+            that run.
         stages: pipeline stages; as many steps are in flight.
         steps_ahead: 1 plans a step before the tokens of its predecessor are known, 0 never does.
         overlap_chunks: whether the next chunk of a prompt may be in flight behind the last one.
@@ -36,6 +39,7 @@ class Limits:
     max_running: int = 256
     max_waiting: int = 4096
     token_budget: int = 2048
+    growth_tokens: int = 32
     stages: int = 1
     steps_ahead: int = 1
     overlap_chunks: bool = False
