@@ -115,3 +115,18 @@ def test_a_long_prompt_alone_in_a_pipeline_does_not_pass_for_a_full_one() -> Non
         request = Request(id=99, prompt=[2] * 200, max_tokens=1, arrival_s=driver.now_s)
         assert driver.admit(request) is State.WAITING
         driver.scheduler.abort(99)
+
+
+def test_where_there_is_room_what_a_queue_taught_does_not_count() -> None:
+    limits = Limits(num_blocks=400, model_context=400, max_running=1, token_budget=100)
+    classes = (LatencyClass(ttft_s=5.0), LatencyClass(name="bulk", ttft_s=60.0))
+    driver = Driver(Scheduler(limits, Policy(classes=classes, refuses_late=True)))
+    for number in range(5):  # in turn, 0.4 s each
+        driver.admit(Request(id=number, prompt=[number] * 50, max_tokens=40))
+    driver.run()
+    for number in range(5, 100):  # far more a second, one after the other: nobody waits
+        request = Request(id=number, prompt=[1] * 50, max_tokens=1, arrival_s=driver.now_s)
+        assert driver.admit(request) is State.WAITING
+        driver.run()
+    bulk = Request(id=100, prompt=[1], latency_class="bulk", arrival_s=driver.now_s)
+    assert driver.admit(bulk) is State.WAITING

@@ -37,10 +37,14 @@ class Recent:
 
 
 class Forecast:
-    """Throughput of full steps, and arrivals by lead."""
+    """Throughput of full steps, and arrivals by lead.
 
-    def __init__(self, half_life_s: float = 5.0) -> None:
-        self.half_life_s = half_life_s
+    Arrivals are remembered for longer: who is admitted now decides who is refused a lead later, and
+    a memory shorter than that would swing between admitting all of one class and none.
+    """
+
+    def __init__(self, half_life_s: float = 5.0, arrivals_half_life_s: float = 30.0) -> None:
+        self.arrivals_half_life_s = arrivals_half_life_s
         self.step_s = 0.0  # the last step's
         self._done = Recent(half_life_s)
         self._arrived: dict[float, tuple[Recent, float]] = {}  # and when it was last noted
@@ -53,7 +57,7 @@ class Forecast:
 
     def arrived(self, lead_s: float, tokens: int, now_s: float) -> None:
         """Takes in a request that was admitted."""
-        recent, last_s = self._arrived.get(lead_s, (Recent(self.half_life_s), now_s))
+        recent, last_s = self._arrived.get(lead_s, (Recent(self.arrivals_half_life_s), now_s))
         recent.note(max(0.0, now_s - last_s), tokens, 1)
         self._arrived[lead_s] = (recent, max(now_s, last_s))
 

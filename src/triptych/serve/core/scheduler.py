@@ -74,6 +74,7 @@ class Scheduler:
         self._pace = Pace(limits.token_budget)
         self._forecast = Forecast()
         self._next_step = 0
+        self._had_room = True  # in the last step, for more prompt tokens
         self._completed_s: deque[float] = deque(maxlen=limits.stages)
 
     def admit(self, request: Request, now_s: float) -> Admission:
@@ -110,6 +111,7 @@ class Scheduler:
         if not draft.decodes and not draft.chunks:
             return None
         self._next_step += 1
+        self._had_room = not draft.is_saturated
         if self.limits.prefix_reuse:  # only now: nobody reads in the step that writes
             for sequence in draft.touched:
                 self.book.name_blocks(sequence)
@@ -185,13 +187,17 @@ class Scheduler:
         )
 
     def predicted_wait_s(self, request: Request, now_s: float) -> float:
-        """Seconds until the first token of a request that arrives now, by recent throughput.
+        """Seconds until the first token of a request that arrives now.
 
-        Before any throughput is known, only steps in flight are counted.
+        If there is room, the steps in flight and those for its own prompt; else by recent
+        throughput, and before any is known, the steps in flight only.
         """
-        book, order = self.book, self.policy.order(request)
+        book, order, size = self.book, self.policy.order(request), len(request.prompt)
+        if self._had_room and not book.waiting:
+            num_own = -(-size // self.limits.token_budget)
+            return (len(self.flights) + num_own) * self._forecast.step_s
         ahead = [s for s in (*book.waiting, *book.prefilling) if s.order < order]
-        tokens = sum(len(s.tokens) - s.computed for s in ahead) + len(request.prompt)
+        tokens = sum(len(s.tokens) - s.computed for s in ahead) + size
         starts = sum(s.state is not State.RUNNING for s in ahead) + 1
         lead_s = self.policy.lead_s(self.policy.class_of(request))
         return self._forecast.wait_s(tokens, starts, lead_s, len(self.flights), now_s)
