@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import pytest
 from fake_engine import Driver
 
 from triptych.serve.core.limits import Limits
@@ -143,26 +145,25 @@ def test_steps_shrink_to_keep_the_pace_of_those_that_decode() -> None:
     driver.run()
 
 
-def test_nobody_is_preempted_in_vain_for_slots_or_blocks() -> None:
-    limits = Limits(
-        num_blocks=16,
-        block_size=4,
-        model_context=64,
-        max_running=3,
-        token_budget=64,
-        growth_tokens=0,
-    )
-    for n, size in ((2, 8), (1, 40)):  # two slots, or ten blocks: one victim has not so much
-        driver = Driver(Scheduler(limits, POLICY))
-        for number, name in enumerate(("chat", "chat", "free")):
-            request = Request(id=number, prompt=[number] * 16, max_tokens=3, latency_class=name)
-            driver.admit(request)
-        driver.plan()
-        assert driver.scheduler.load.num_running == 3
-        driver.admit(Request(id=3, prompt=[3] * size, n=n, max_tokens=9, latency_class="chat"))
-        driver.plan()
-        assert driver.scheduler.load.num_preemptions == 0
-        driver.run()
+@pytest.mark.parametrize(
+    ("n", "size", "growth_tokens"),
+    [(2, 8, 0), (1, 44, 0), (1, 8, 20)],  # two slots, eleven blocks, room for the two that stay
+)
+def test_nobody_is_preempted_in_vain(n: int, size: int, growth_tokens: int) -> None:
+    """One victim has not so much."""
+    limits = Limits(num_blocks=18, block_size=4, model_context=64, max_running=3, token_budget=64)
+    limits = replace(limits, growth_tokens=0)
+    driver = Driver(Scheduler(limits, POLICY))
+    for number, name in enumerate(("chat", "chat", "free")):
+        request = Request(id=number, prompt=[number] * 16, max_tokens=3, latency_class=name)
+        driver.admit(request)
+    driver.plan()
+    assert driver.scheduler.load.num_running == 3
+    driver.scheduler.book.limits = replace(limits, growth_tokens=growth_tokens)
+    driver.admit(Request(id=3, prompt=[3] * size, n=n, max_tokens=9, latency_class="chat"))
+    driver.plan()
+    assert driver.scheduler.load.num_preemptions == 0
+    driver.run()
 
 
 def test_a_preempted_prompt_waits_for_its_chunk_in_flight() -> None:

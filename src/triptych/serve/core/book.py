@@ -67,8 +67,12 @@ class Book:
         size, known = self.limits.block_size, len(sequence.tokens)
         hits = self.pool.find(sequence.hashes[: (known - 1) // size])
         num_free = self.pool.num_free - sum(self.pool.counts[block] == 0 for block in hits)
-        spare = self.limits.blocks(self.num_running * self.limits.growth_tokens)
-        return hits if self.limits.blocks(known) - len(hits) + spare <= num_free else None
+        needed = self.limits.blocks(known) - len(hits) + self.spare(self.num_running)
+        return hits if needed <= num_free else None
+
+    def spare(self, num_running: int) -> int:
+        """Blocks that are left free for so many sequences to grow."""
+        return self.limits.blocks(num_running * self.limits.growth_tokens)
 
     def start(self, sequence: Sequence, hits: list[int]) -> Start:
         """Gives the first waiting sequence a slot and blocks for all its known tokens."""

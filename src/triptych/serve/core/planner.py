@@ -70,10 +70,11 @@ class StepPlanner:
         ]
         if not victims or book.fitting(head) is not None:
             return
-        gain = sum(pool.counts[block] == 1 for victim in victims for block in victim.blocks)
+        blocks = sum(pool.counts[block] == 1 for victim in victims for block in victim.blocks)
+        needed = self.limits.blocks(len(head.tokens)) + book.spare(book.num_running - len(victims))
         slots = len(book.free_slots) - book.num_promised
         slots += sum(1 + victim.num_forks for victim in victims)
-        if gain + pool.num_free <= self.limits.blocks(len(head.tokens)) or slots <= head.num_forks:
+        if blocks + pool.num_free < needed or slots <= head.num_forks:
             return
         for victim in sorted(victims, key=lambda s: s.order, reverse=True):
             if book.fitting(head) is not None:
