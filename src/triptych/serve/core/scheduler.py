@@ -1,0 +1,244 @@
+"""Continuous batching over a paged cache: which tokens the next step computes.
+
+    admit(request) ... plan() -> Step, which a driver runs ... complete(tokens) -> Progress
+
+The scheduler reads no clock and draws no random number: the same calls give the same steps, under
+the engine and under the simulator. docs/scheduling.md states its rules.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from triptych.serve.core import admission
+from triptych.serve.core.book import Book
+from triptych.serve.core.forecast import Forecast
+from triptych.serve.core.limits import Limits
+from triptych.serve.core.order import Pace, Policy
+from triptych.serve.core.planner import Draft, StepPlanner
+from triptych.serve.core.request import (
+    Admission,
+    Finished,
+    Progress,
+    Reason,
+    Refusal,
+    Request,
+    Sampled,
+    State,
+)
+from triptych.serve.core.sequence import Sequence as Continuation
+from triptych.serve.core.step import Step
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that is planned and not completed."""
+
+    step_id: int
+    samplers: list[Continuation]
+    planned_s: float
+    prefill_tokens: int
+    num_starts: int
+    tightest_tpot_s: float
+    is_saturated: bool  # it had no room for another prompt token
+
+
+class Load(NamedTuple):
+    """How busy a scheduler is."""
+
+    num_waiting: int
+    num_running: int
+    num_in_flight: int  # steps
+    num_free_blocks: int  # those with reusable content included
+    num_preemptions: int  # since it was made
+    num_reused_tokens: int  # prompt tokens found in the cache, since it was made
+
+
+class Scheduler:
+    """Decides for one replica of one model.
+
+    A driver's loop, which engine and simulator share: after each event (a request, an abort, a
+    completed step) call `plan` until it returns None, and run the steps in order. At equal times
+    completed steps come before requests.
+    """
+
+    def __init__(self, limits: Limits, policy: Policy | None = None) -> None:
+        self.limits = limits
+        self.policy = policy or Policy()
+        self.book = Book(limits)
+        self.flights: deque[Flight] = deque()
+        self._planner = StepPlanner(self.book)
+        self._pace = Pace(limits.token_budget)
+        self._forecast = Forecast()
+        self._next_step = 0
+        self._had_room = True  # in the last step, for more prompt tokens
+        self._completed_s: deque[float] = deque(maxlen=limits.stages)
+
+    def admit(self, request: Request, now_s: float) -> Admission:
+        """Takes a request in, or says why not.
+
+        A request with nothing to generate (`max_tokens` 0, or no limit and a prompt of exactly
+        the context limit) is finished at once, for the reason `length`.
+
+        Raises:
+            InputError: for a latency class that does not exist.
+
+        """
+        assert request.id not in self.book.living, f"request {request.id} lives already"
+        latency, order = self.policy.class_of(request), self.policy.order(request)
+        end = admission.total_tokens(request, self.limits)
+        refusal = admission.unfit(request, self.limits)
+        if refusal is None and end == len(request.prompt):
+            return Admission(State.FINISHED)
+        refusal = refusal or self._busy(request, now_s)
+        if refusal is not None:
+            return Admission(State.REFUSED, refusal)
+        self._forecast.arrived(self.policy.lead_s(latency), len(request.prompt), now_s)
+        self.book.enter(Continuation(request, 0, order, end, latency))
+        return Admission(State.WAITING)
+
+    def plan(self, now_s: float) -> Step | None:
+        """The next step to run, or None if there is nothing to add to those in flight."""
+        if len(self.flights) >= self.limits.depth:
+            return None
+        first = self.flights[0].step_id if self.flights else self._next_step
+        horizon = max(self._next_step - self.limits.stages, first - 1)
+        draft = Draft(self._next_step, horizon, self._pace.allowance)
+        self._planner.fill(draft)
+        if not draft.decodes and not draft.chunks:
+            return None
+        self._next_step += 1
+        self._had_room = not draft.is_saturated
+        if self.limits.prefix_reuse:  # only now: nobody reads in the step that writes
+            for sequence in draft.touched:
+                self.book.name_blocks(sequence)
+        self.flights.append(self._flight(draft, now_s))
+        step = draft.step(self.book.released)
+        self.book.released = []
+        return step
+
+    def complete(
+        self, step_id: int, tokens: Sequence[int], now_s: float, stopped: Collection[int] = ()
+    ) -> Progress:
+        """Takes in the tokens of the oldest step in flight, in the order of its `samples`.
+
+        Args:
+            step_id: of the oldest step in flight.
+            tokens: one for each of its samples.
+            now_s: seconds on the driver's clock.
+            stopped: positions in `tokens` after which the driver wants no more.
+
+        Returns:
+            The tokens that somebody waits for, and the continuations that ended. Tokens of
+            requests that were ended meanwhile are dropped without a word.
+
+        """
+        flight = self.flights.popleft()
+        assert flight.step_id == step_id and len(tokens) == len(flight.samplers)
+        self._observe(flight, now_s)
+        progress, size, gone = Progress([], []), self.limits.block_size, State.FINISHED
+        for position, (sequence, token) in enumerate(zip(flight.samplers, tokens, strict=True)):
+            if sequence.state is gone:
+                continue
+            known = sequence.tokens
+            known.append(token)
+            progress.sampled.append(Sampled(sequence.request.id, sequence.index, token))
+            if len(known) % size == 1 % size:
+                self._name(sequence)
+            if position in stopped:
+                self._finish(sequence, Reason.STOP, progress.finished)
+            elif len(known) == sequence.end:
+                self._finish(sequence, Reason.LENGTH, progress.finished)
+        return progress
+
+    def abort(self, request_id: int) -> int:
+        """Ends all continuations of a request, at any moment; returns how many lived.
+
+        Its slots and blocks are free at once: steps run in order, so those in flight have written
+        before any later step does. An unknown id is no error: it has just finished.
+        """
+        living = list(self.book.living.get(request_id, ()))
+        for sequence in living:
+            self.book.leave(sequence)
+        return len(living)
+
+    def stop(self, request_id: int, continuation: int) -> bool:
+        """Ends one continuation, as when its stop text is found late; False if it has ended."""
+        for sequence in self.book.living.get(request_id, ()):
+            if sequence.index == continuation:
+                self.book.leave(sequence)
+                return True
+        return False
+
+    @property
+    def load(self) -> Load:
+        """How busy it is now."""
+        book = self.book
+        return Load(
+            len(book.waiting),
+            book.num_running,
+            len(self.flights),
+            book.pool.num_free,
+            book.num_preemptions,
+            book.num_reused_tokens,
+        )
+
+    def predicted_wait_s(self, request: Request, now_s: float) -> float:
+        """Seconds until the first token of a request that arrives now.
+
+        If there is room, the steps in flight and those for its own prompt; else by recent
+        throughput, and before any is known, the steps in flight only.
+        """
+        book, order, size = self.book, self.policy.order(request), len(request.prompt)
+        if self._had_room and not book.waiting:
+            num_own = -(-size // self.limits.token_budget)
+            return (len(self.flights) + num_own) * self._forecast.step_s
+        ahead = [s for s in (*book.waiting, *book.prefilling) if s.order < order]
+        tokens = sum(len(s.tokens) - s.computed for s in ahead) + size
+        starts = sum(s.state is not State.RUNNING for s in ahead) + 1
+        lead_s = self.policy.lead_s(self.policy.class_of(request))
+        return self._forecast.wait_s(tokens, starts, lead_s, len(self.flights), now_s)
+
+    def _busy(self, request: Request, now_s: float) -> Refusal | None:
+        is_full = len(self.book.waiting) >= self.limits.max_waiting
+        if not is_full and not self.policy.refuses_late:
+            return None
+        wait_s = self.predicted_wait_s(request, now_s)
+        if is_full:
+            return admission.full(self.limits, wait_s)
+        latency, waited_s = self.policy.class_of(request), now_s - request.arrival_s
+        return admission.late(latency, self.policy.margin, waited_s, wait_s)
+
+    def _flight(self, draft: Draft, now_s: float) -> Flight:
+        return Flight(
+            draft.id,
+            draft.samplers,
+            now_s,
+            draft.prefill_tokens,
+            len(draft.started),
+            draft.tightest_tpot_s,
+            draft.is_saturated,
+        )
+
+    def _observe(self, flight: Flight, now_s: float) -> None:
+        """Learns from how long a step took."""
+        times = self._completed_s
+        busy_s = now_s - max(flight.planned_s, times[-1] if times else flight.planned_s)
+        work = (flight.prefill_tokens, flight.num_starts)
+        all_stages_busy = 1 + len(self.flights) >= self.limits.stages
+        self._forecast.completed(busy_s, *work, flight.is_saturated and all_stages_busy)
+        # The rows of a step waited since the step before in which they were: one for each stage.
+        since = times[0] if len(times) == self.limits.stages else flight.planned_s
+        self._pace.note(now_s - max(flight.planned_s, since), flight.tightest_tpot_s)
+        times.append(now_s)
+
+    def _finish(self, sequence: Continuation, reason: Reason, finished: list[Finished]) -> None:
+        self.book.leave(sequence)
+        finished.append(Finished(sequence.request.id, sequence.index, reason))
+
+    def _name(self, sequence: Continuation) -> None:
+        if self.limits.prefix_reuse and sequence.state is State.RUNNING:
+            self.book.name_blocks(sequence)

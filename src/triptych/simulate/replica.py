@@ -1,0 +1,174 @@
+"""One replica of an LLM: the engine's own scheduler, with predicted durations in place of ranks.
+
+Step j runs on stage s when stage s - 1 is done with it and stage s with step j - 1; it completes
+with the last stage. The first stage also waits for step j - stages, whose tokens it may need as
+inputs if it was planned ahead. Event order: at equal times completed steps come before requests,
+and after each event the scheduler plans until it has nothing to add. The engine keeps the same
+loop, so the same trace with the same durations gives the same decisions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from triptych.serve.core.limits import Limits
+from triptych.serve.core.order import Policy
+from triptych.serve.core.request import Request, State
+from triptych.serve.core.scheduler import Scheduler
+from triptych.serve.core.step import Step
+
+
+class StepShape(NamedTuple):
+    """What the duration of a step depends on."""
+
+    num_decodes: int
+    decode_context: int  # positions that decodes attend to, all together
+    chunks: tuple[tuple[int, int], ...]  # of each: tokens, positions before its first
+    num_samples: int
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens of all chunks."""
+        return sum(tokens for tokens, _ in self.chunks)
+
+    @property
+    def prefill_pairs(self) -> float:
+        """Pairs of positions that prompt tokens attend over, causally."""
+        return sum(n * before + n * (n + 1) / 2 for n, before in self.chunks)
+
+
+class StepCost(Protocol):
+    """Seconds of a step on each pipeline stage, the first stage first."""
+
+    def __call__(self, shape: StepShape) -> Sequence[float]:
+        """Seconds, one for each stage."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCost:
+    """A straight line in the sizes of a step, divided over equal stages.
+
+    Args:
+        fixed_s: of any step (weights read, launches, host), on each stage.
+        token_s: of each row.
+        context_s: of each position that a decode attends to.
+        pair_s: of each pair of positions in prefill.
+        stages: pipeline stages, each with an equal part of all but the fixed time.
+
+    """
+
+    fixed_s: float
+    token_s: float = 0.0
+    context_s: float = 0.0
+    pair_s: float = 0.0
+    stages: int = 1
+
+    def __call__(self, shape: StepShape) -> tuple[float, ...]:
+        """Seconds, the same for each stage."""
+        rows = shape.num_decodes + shape.prefill_tokens
+        work_s = rows * self.token_s + shape.decode_context * self.context_s
+        work_s += shape.prefill_pairs * self.pair_s
+        return (self.fixed_s + work_s / self.stages,) * self.stages
+
+
+@dataclass(slots=True)
+class Record:
+    """The life of one request; times in seconds on the simulated clock, NaN where none."""
+
+    request_id: int
+    latency_class: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int  # of the answer that it wants
+    state: State = State.WAITING
+    first_token_s: float = math.nan
+    finish_s: float = math.nan
+    num_tokens: int = 0  # got so far
+
+    @property
+    def ttft_s(self) -> float:
+        """From arrival to the first token."""
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float:
+        """A token after the first; 0 for an answer of one token."""
+        return (self.finish_s - self.first_token_s) / max(1, self.num_tokens - 1)
+
+
+class Replica:
+    """A scheduler and the line of stages that runs its steps."""
+
+    def __init__(self, limits: Limits, cost: StepCost, policy: Policy | None = None) -> None:
+        self.scheduler = Scheduler(limits, policy)
+        self.cost = cost
+        self.busy_s = 0.0  # of the first stage
+        self.num_steps = 0
+        self._free_s = [0.0] * limits.stages
+        self._ends_s = deque([0.0] * limits.stages, maxlen=limits.stages)  # of the last steps
+        self._running: deque[tuple[float, Step]] = deque()
+        self._records: dict[int, Record] = {}
+
+    @property
+    def next_s(self) -> float:
+        """When its next step completes; infinite if it is idle."""
+        return self._running[0][0] if self._running else math.inf
+
+    def submit(self, request: Request, output_tokens: int, now_s: float) -> Record:
+        """Hands a request (`n` is 1) to the scheduler; its answer ends after `output_tokens`."""
+        record = Record(
+            request.id,
+            request.latency_class,
+            request.arrival_s,
+            len(request.prompt),
+            output_tokens,
+        )
+        record.state = self.scheduler.admit(request, now_s).state
+        if record.state is State.WAITING:
+            self._records[request.id] = record
+            self._plan(now_s)
+        return record
+
+    def complete(self) -> None:
+        """Completes its oldest step, at `next_s`."""
+        now_s, step = self._running.popleft()
+        samplers = self.scheduler.flights[0].samplers
+        records, stopped = self._records, set()
+        for position, sequence in enumerate(samplers):
+            record = records.get(sequence.request.id)
+            if record is not None and record.num_tokens + 1 == record.output_tokens:
+                stopped.add(position)
+        progress = self.scheduler.complete(step.id, [0] * len(samplers), now_s, stopped)
+        for sampled in progress.sampled:
+            record = records[sampled.request_id]
+            if record.num_tokens == 0:
+                record.first_token_s, record.state = now_s, State.RUNNING
+            record.num_tokens += 1
+        for finished in progress.finished:
+            record = records.pop(finished.request_id)
+            record.finish_s, record.state = now_s, State.FINISHED
+        self._plan(now_s)
+
+    def _plan(self, now_s: float) -> None:
+        while (step := self.scheduler.plan(now_s)) is not None:
+            at_s = max(now_s, self._ends_s[0])
+            seconds = self.cost(self._shape(step))
+            for stage, duration_s in enumerate(seconds):
+                at_s = max(at_s, self._free_s[stage]) + duration_s
+                self._free_s[stage] = at_s
+            self.busy_s += seconds[0]
+            self.num_steps += 1
+            self._ends_s.append(at_s)
+            self._running.append((at_s, step))
+
+    def _shape(self, step: Step) -> StepShape:
+        num_decodes = len(step.decodes)
+        samplers = self.scheduler.flights[-1].samplers
+        context = sum(sequence.computed for sequence in samplers[:num_decodes])
+        chunks = tuple((chunk.num_tokens, chunk.start) for chunk in step.chunks)
+        return StepShape(num_decodes, context, chunks, len(samplers))
