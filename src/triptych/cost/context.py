@@ -59,8 +59,8 @@ def _ring_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) 
         if op.operator.kind == "attention":
             width = op.kv_heads * (op.operator.head_dim + op.operator.value_dim)
             token_bytes = setting.microbatch * width * site.rates.element_bytes
-            length, window = site.sequence_length, op.operator.window
-            for reach in ring_reaches(length, setting.context, window):
+            sight = (op.operator.window, op.operator.chunk)
+            for reach in ring_reaches(site.sequence_length, setting.context, *sight):
                 yield (reach.stop - reach.start) * token_bytes
 
 
