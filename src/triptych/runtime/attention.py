@@ -15,10 +15,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from triptych.model.model import Attention
 from triptych.runtime.comm import Communicator
 from triptych.runtime.context.block import Scores
 from triptych.runtime.context.ring import ring_attention
-from triptych.runtime.context.tiles import Documents
+from triptych.runtime.context.tiles import Documents, in_chunks
 from triptych.runtime.context.ulysses import ulysses_attention
 from triptych.runtime.context.whole import whole_attention
 from triptych.runtime.recompute import AGAIN
@@ -27,6 +28,8 @@ NAME = "triptych"
 WEIGHTS = "weights_dropout"
 """Attribute of an attention module: what drops some of its weights [B, H, S, T], given a rate."""
 _CONTEXT = "attend_over_context_ranks"
+_CHUNK = "chunk_of_tokens"
+_TEMPERATURE = "temperature_by_position"
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Scores], torch.Tensor]
 Drop = Callable[[torch.Tensor], torch.Tensor]
@@ -42,6 +45,28 @@ def split_sequence(attention: torch.nn.Module, comm: Communicator, method: str) 
     setattr(attention, _CONTEXT, partial(_METHODS[method], comm=comm))
 
 
+def describe_attention(attention: Any, described: Attention) -> None:
+    """Tells an attention module of the library what it tells its mask alone, or gets wrong.
+
+    It scales queries by their place among those that it sees, which are not all.
+    """
+    if described.chunk is not None:
+        setattr(attention, _CHUNK, described.chunk)
+    if described.tempered:
+        factors = {"floor_scale": attention.floor_scale, "attn_scale": attention.attn_scale}
+        setattr(attention, _TEMPERATURE, partial(_tempered, **factors))
+        attention.attn_temperature_tuning = False
+
+
+def _tempered(
+    query_BHSD: torch.Tensor, positions_BS: torch.Tensor, floor_scale: float, attn_scale: float
+) -> torch.Tensor:
+    """Queries scaled by the logarithm of their position (Nakanishi 2025, "Scalable-softmax")."""
+    steps_BS = torch.floor((positions_BS.float() + 1.0) / floor_scale)
+    scale_BS = torch.log1p(steps_BS) * attn_scale + 1.0
+    return (query_BHSD * scale_BS[:, None, :, None]).to(query_BHSD.dtype)
+
+
 def causal_attention(
     module: torch.nn.Module,
     query_BHSD: torch.Tensor,
@@ -53,13 +78,14 @@ def causal_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     documents: Documents | None = None,
+    positions: torch.Tensor | None = None,
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention of the last S of T tokens; the result is [B, S, H, D].
 
     With fewer key than query heads, consecutive query heads share one. `s_aux` are sinks;
-    `dropout` is the rate at which the module drops attention weights; all else is as in `Scores`.
+    `positions` [B or 1, S] are those of the queries, each in its document; `dropout` is the rate at which the module drops attention weights; all else is as in `Scores`.
     If the module says so (`recompute_attention`) it keeps nothing but its inputs.
     """
     assert attention_mask is None, "masks are decided here"
@@ -67,7 +93,10 @@ def causal_attention(
     scale = query_BHSD.shape[-1] ** -0.5 if scaling is None else scaling
     if sliding_window is None:  # Qwen 2 MoE says it to the mask only
         sliding_window = getattr(module, "sliding_window", None)
-    scores = Scores(scale, sliding_window, softcap, documents, s_aux)
+    chunk = getattr(module, _CHUNK, None)
+    scores = Scores(scale, sliding_window, softcap, documents, s_aux, chunk)
+    if (temper := getattr(module, _TEMPERATURE, None)) is not None:
+        query_BHSD = temper(query_BHSD, positions)
     attend: Attend = getattr(module, _CONTEXT, whole_attention)
     if dropout:
         attend = partial(_written_out, drop=partial(getattr(module, WEIGHTS), rate=dropout))
@@ -97,27 +126,28 @@ def _attend_to_cache(
         query_BHSD,
         key_BKTD,
         value_BKTD,
-        attn_mask=_mask(new, total, scores.window, query_BHSD.device),
+        attn_mask=_mask(new, total, scores, query_BHSD.device),
         scale=scores.scale,
         enable_gqa=query_BHSD.shape[1] != key_BKTD.shape[1],
     )
 
 
-def _mask(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+def _mask(new: int, total: int, scores: Scores, device: torch.device) -> torch.Tensor | None:
     """True where a new token may look; None if one new token sees everything."""
-    if new == 1 and (window is None or total <= window):
+    if new == 1 and total <= min(scores.window or total, scores.chunk or total):
         return None
-    return _allowed(new, total, window, device)
+    return _allowed(new, total, scores, device).view(new, total)  # of one document
 
 
-def _allowed(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """[S, T], True where a new token may look."""
+def _allowed(new: int, total: int, scores: Scores, device: torch.device) -> torch.Tensor:
+    """[S, T], or with documents [B, 1, 1, S, T]: True where a new token may look."""
     row = torch.arange(total - new, total, device=device)[:, None]
     column = torch.arange(total, device=device)[None, :]
     allowed = column <= row
-    if window is not None:
-        allowed &= column > row - window
-    return allowed
+    if scores.window is not None:
+        allowed &= column > row - scores.window
+    documents = in_chunks(scores.documents, total, scores.chunk)
+    return allowed if documents is None else allowed & _same_document(documents, new, device)
 
 
 def _written_out(
@@ -133,9 +163,7 @@ def _written_out(
     made = query_BKGSD @ key_BKTD[:, :, None].transpose(-1, -2) * scores.scale
     if scores.softcap is not None:
         made = torch.tanh(made / scores.softcap) * scores.softcap
-    allowed = _allowed(new, key_BKTD.shape[2], scores.window, query_BHSD.device)
-    if scores.documents is not None:
-        allowed = allowed & _same_document(scores.documents, query_BHSD.device)
+    allowed = _allowed(new, key_BKTD.shape[2], scores, query_BHSD.device)
     made = made.masked_fill(~allowed, float("-inf"))
     if scores.sinks is not None:  # one more key, without value
         sinks = scores.sinks.to(made.dtype).view(1, key_BKTD.shape[1], -1, 1, 1)
@@ -148,11 +176,11 @@ def _written_out(
     return out_BKGSD.reshape(batch, heads, new, -1)
 
 
-def _same_document(documents: Documents, device: torch.device) -> torch.Tensor:
-    """[B, 1, 1, S, S], True where both tokens are of one document."""
+def _same_document(documents: Documents, new: int, device: torch.device) -> torch.Tensor:
+    """[B, 1, 1, S, T], True where both tokens are of one document."""
     rows = [torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in documents]
     number_BS = torch.stack(rows).to(device)
-    return (number_BS[:, :, None] == number_BS[:, None, :])[:, None, None]
+    return (number_BS[:, -new:, None] == number_BS[:, None, :])[:, None, None]
 
 
 AttentionInterface.register(NAME, causal_attention)
