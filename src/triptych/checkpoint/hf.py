@@ -15,6 +15,7 @@ from triptych.checkpoint.safe import Reader
 from triptych.checkpoint.together import Ranks
 from triptych.errors import CheckpointError, Problem
 from triptych.plan.families import FAMILIES, Family
+from triptych.plan.fused import Member, Place
 from triptych.runtime.shard import Shard
 
 WEIGHTS = "model.safetensors"
@@ -56,9 +57,11 @@ def load_hf(
 def hf_parts(directory: Path, family: Family = FAMILIES["llama"]) -> Index:
     """The tensors of a Hugging Face directory (one file or several), each as one whole part.
 
-    Names are the family's logical ones, also where the files hold the trunk alone.
+    Names are the family's logical ones, also where the files hold the trunk alone, or experts in
+    one tensor.
     """
     tensors: dict[tuple[str, str], Logical] = {}
+    places: dict[tuple[str, str], Place] = {}
     parts: list[Part] = []
     with Reader(directory) as reader:
         for file, promised in weight_files(directory).items():
@@ -66,12 +69,23 @@ def hf_parts(directory: Path, family: Family = FAMILIES["llama"]) -> Index:
             if promised is not None:
                 _require_promised(directory / file, promised, found)
             for name, tensor in found.items():
-                if not name.endswith(_RECOMPUTED):
-                    logical = family.logical_name(name)
-                    tensors["weight", logical] = tensor
-                    box = tuple((0, size) for size in tensor.shape)
+                if name.endswith(_RECOMPUTED):
+                    continue
+                for logical, shape, place in _members(family.logical_name(name), tensor, family):
+                    tensors["weight", logical] = Logical(shape, tensor.dtype)
+                    box = tuple((0, size) for size in shape)
                     parts.append(Part(file, name, "weight", logical, box))
-    return Index.of(0, tensors, parts, {})
+                    if place is not None:
+                        places["weight", logical] = place
+    return Index.of(0, tensors, parts, {}, places)
+
+
+def _members(
+    name: str, tensor: Logical, family: Family
+) -> list[Member] | list[tuple[str, tuple[int, ...], None]]:
+    """The logical tensors of a stored one: itself, or those of experts that it holds together."""
+    fused = [] if family.fused is None else [*family.fused.members(name, tensor.shape)]
+    return fused or [(name, tensor.shape, None)]
 
 
 def weight_files(directory: Path) -> dict[str, list[str] | None]:

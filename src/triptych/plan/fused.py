@@ -46,6 +46,10 @@ class Place(NamedTuple):
         """What `slices` has found, as the logical tensor: a view."""
         return found[0, ..., :: self.step].movedim(-1, 0)
 
+    def of(self, stored: Any, shape: Sequence[int]) -> Any:
+        """The logical tensor of `shape` in a whole stored one: a view."""
+        return self.logical(stored[self.slices([slice(0, size) for size in shape])])
+
 
 class Member(NamedTuple):
     """One logical tensor of a stored one."""
@@ -67,10 +71,10 @@ class Fused:
         word = _WORDS.get(rest.partition(".")[2]) if found else None
         return None if word is None else f"{trunk}{_BLOCK}{word}"
 
-    def stored_shape(self, name: str, shape: Sequence[int], experts: int) -> tuple[int, ...]:
-        """The shape of a stored tensor, given that of one of its logical ones."""
-        count = len(_KINDS[name.rpartition(_BLOCK)[2]])
-        return (experts, *shape[1:], shape[0] * count)
+    def stored_shape(self, name: str, shape: Sequence[int], members: int) -> tuple[int, ...]:
+        """The shape of a stored tensor, given that of its logical ones and their number."""
+        kinds = len(_KINDS[name.rpartition(_BLOCK)[2]])
+        return (members // kinds, *shape[1:], shape[0] * kinds)
 
     def members(self, name: str, shape: Sequence[int]) -> Iterator[Member]:
         """The logical tensors of a stored one; none if it is not one of all experts."""
