@@ -327,9 +327,7 @@ def stored_views(
     return found
 
 
-def _expert_parts(
-    word: str, expert: torch.Tensor, in_turn: bool
-) -> list[tuple[str, torch.Tensor]]:
+def _expert_parts(word: str, expert: torch.Tensor, in_turn: bool) -> list[tuple[str, torch.Tensor]]:
     """What of one expert is fused in a tensor, by its own name; outputs come first."""
     kind = "bias" if word.endswith("_bias") else "weight"
     if not word.startswith("gate_up_proj"):

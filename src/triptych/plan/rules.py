@@ -271,12 +271,7 @@ def unrunnable(plan: Plan, model: Model) -> list[str]:
 
 
 def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
-    cp = max((stage.context for stage in plan.stages), default=1)
     plain = (
-        (
-            cp > 1 and any(block.attention.dropout for block in model.blocks),
-            f"context parallelism (cp={cp}) with dropout of attention weights",
-        ),
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),
         (plan.compile, "compilation (compile=true)"),
