@@ -39,19 +39,31 @@ def load_hf(
     model ties it to the embedding is ignored.
 
     Raises:
-        CheckpointError: no safetensors weights; tensors missing, unknown or of another shape, all
-            named. The same on all ranks; then no tensor has changed.
+        CheckpointError: no safetensors weights, or quantised ones; tensors missing, unknown or of
+            another shape, all named. The same on all ranks; then no tensor has changed.
 
     """
     ranks = Ranks(group)
     ranks.on_first(lambda: weight_files(directory))
     config = read_config(directory)
+    ranks.on_first(lambda: _require_plain(directory, config))
     family = FAMILIES.get(str(config.get("model_type")), FAMILIES["llama"])
     index = ranks.on_first(lambda: hf_parts(directory, family))
     weights = [shard for shard in shards if shard.kind in ("weight", "master")]
     may_tie = config.get("tie_word_embeddings") is not False
     head = ("weight", family.head_name)
     fill(directory, index, weights, ranks, optional=[head] if may_tie else [])
+
+
+def _require_plain(directory: Path, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError if the weights are quantised, as those of GPT-OSS on the hub are."""
+    found = config.get("quantization_config")
+    if found:
+        kind = found.get("quant_method", "?") if isinstance(found, Mapping) else found
+        what = f"the weights of {directory} are quantised ({kind})"
+        rule = "weights are read as they are trained: fp64, fp32, bf16 or fp16"
+        works = "load it dequantised and save_pretrained() it once with transformers"
+        raise CheckpointError(Problem(what, rule, works))
 
 
 def hf_parts(directory: Path, family: Family = FAMILIES["llama"]) -> Index:
