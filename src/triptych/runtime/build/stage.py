@@ -145,6 +145,7 @@ class StageModule(nn.Module):
         experts = experts_of(layer, self._family)
         assert experts is not None and self._family.experts is not None
         experts.keep(self._expert)
+        experts.may_drop = self._router.capacity_factor is not None
         balancer = Balancer(
             index,
             self._router,

@@ -51,7 +51,8 @@ class Bucket:
         self.is_late = slots[0].stage is None
         self.sharding = sharding
         self._reduction = reduction
-        self.elements = padded(_lay_out(slots), sharding.shard.size)
+        # As a forward uses them: experts of a layer then lie one behind the other.
+        self.elements = padded(_lay_out(self.slots[::-1]), sharding.shard.size)
         size = self.elements // sharding.shard.size
         self.start = sharding.shard.index * size
         self.stop = self.start + size

@@ -29,6 +29,7 @@ class GradientBuckets:
         slots: in the order in which the backward finishes them.
         shardings: what is divided among whom, of dense parameters and of experts.
         unit_of: the unit of a slot: with divided values no bucket holds slots of two.
+        together: what a bucket holds all slots of, whatever its size; None: nothing.
         bucket_bytes: bytes of gradients after which a bucket is closed.
         values, gradients, reduction: dtypes of what is kept, and of gradients that travel.
 
@@ -40,6 +41,7 @@ class GradientBuckets:
         shardings: Shardings,
         unit_of: Callable[[Slot], Hashable],
         *,
+        together: Callable[[Slot], Hashable] | None = None,
         bucket_bytes: int,
         values: torch.dtype,
         gradients: torch.dtype,
@@ -51,7 +53,8 @@ class GradientBuckets:
         for sharding in dict.fromkeys(shardings):
             mine = [slot for slot in slots if shardings.of_slot(slot) == sharding]
             by_unit = sharding.divides_values
-            groups += _by_unit(mine, unit_of) if by_unit else _by_size(mine, capacity)
+            by_size = partial(_by_size, capacity=capacity, together=together or _alone)
+            groups += _by_unit(mine, unit_of) if by_unit else by_size(mine)
         make = partial(Bucket, values=values, gradients=gradients, reduction=reduction)
         self.buckets = [
             make(group, shardings.of_slot(group[0]), device=device)
@@ -177,7 +180,7 @@ class _WeightSink:
     ) -> None:
         self._slot, self._bucket, self._arrived = slot, bucket, arrived
         self._is_product = is_product
-        self.add_product, self.add_rows = slot.add_product, slot.add_rows
+        self.add, self.add_product, self.add_rows = slot.add, slot.add_product, slot.add_rows
 
     def arrive(self) -> None:
         """This micro-batch's part is in the slot."""
@@ -188,15 +191,24 @@ class _WeightSink:
 # ---- from slots to buckets ---------------------------------------------------------------------
 
 
-def _by_size(slots: Sequence[Slot], capacity: int) -> list[list[Slot]]:
+def _by_size(
+    slots: Sequence[Slot], capacity: int, together: Callable[[Slot], Hashable]
+) -> list[list[Slot]]:
     """Buckets of about `capacity` elements."""
     kinds: dict[Hashable, list[list[Slot]]] = {}
     for slot in slots:
         groups = kinds.setdefault(_kind(slot), [[]])
-        if groups[-1] and sum(s.elements for s in groups[-1]) + slot.elements > capacity:
+        last = groups[-1]
+        is_full = sum(s.elements for s in last) + slot.elements > capacity
+        leaves = bool(last) and together(last[-1]) != together(slot)
+        if last and (leaves or (is_full and together(slot) is None)):
             groups.append([])
         groups[-1].append(slot)
     return [group for groups in kinds.values() for group in groups if group]
+
+
+def _alone(_: Slot) -> None:
+    return None
 
 
 def _by_unit(slots: Sequence[Slot], unit_of: Callable[[Slot], Hashable]) -> list[list[Slot]]:

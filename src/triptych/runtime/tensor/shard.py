@@ -21,6 +21,7 @@ from triptych.plan.layout import kv_head_range, query_head_range
 from triptych.plan.plan import part
 from triptych.runtime.comm import Communicator
 from triptych.runtime.expert.experts import experts_of
+from triptych.runtime.tensor.bias import OneBiasLinear
 from triptych.runtime.tensor.functions import enter_region, leave_region
 from triptych.runtime.tensor.linear import Linear, product
 from triptych.runtime.tensor.norms import split_head_norms
@@ -68,19 +69,6 @@ class UnsummedLinear(Linear):
     def take(self) -> torch.Tensor:
         """The partial sum [B, S, H] of the last call."""
         return self._partial.pop()
-
-
-class OneBiasLinear(Linear):
-    """A row-parallel linear inside a region: the first rank adds its bias, the others zero."""
-
-    def __init__(self, linear: Linear, is_first: bool) -> None:
-        super().__init__(linear, linear.deferral)
-        self._share = float(is_first)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, part of the input width] to this rank's partial sum [N, H]."""
-        assert self.bias is not None
-        return product(x, self) + self.bias * self._share
 
 
 class TableSink(Protocol):
