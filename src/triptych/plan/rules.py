@@ -15,6 +15,7 @@ from triptych.plan.batch import batch_problem
 from triptych.plan.context import heads_problems
 from triptych.plan.families import FAMILIES
 from triptych.plan.fields import DTYPES, PRECISION, RANK_ORDER
+from triptych.plan.matrices import optimizer_problems
 from triptych.plan.nearby import (
     Asked,
     divisors,
@@ -224,6 +225,11 @@ def _batch(asked: Asked) -> Iterator[Problem]:
             yield problem
 
 
+def _optimizer(asked: Asked) -> Iterator[Problem]:
+    if asked.workload is not None:
+        yield from optimizer_problems(asked.plan, asked.workload.optimizer)
+
+
 def _sequence(asked: Asked) -> Iterator[Problem]:
     plan, workload = asked.plan, asked.workload
     if workload is None:
@@ -258,6 +264,7 @@ _RULES = (
     _world,
     _batch,
     _microbatches,
+    _optimizer,
     _sequence,
 )
 

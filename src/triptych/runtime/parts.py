@@ -68,6 +68,7 @@ def make_parts(
     """The parts of this rank, weights drawn from `seed`; raises what `Engine.build` says."""
     model = from_config(config, name=str(config.get("_name_or_path") or "model"))
     router.require_possible(plan, model)
+    optimizer.require_possible(plan)
     deferral = Deferral()
     own = {i: _causal_lm(config, plan, mesh) for i in stages_of_rank(plan, mesh.coordinates.pp)}
     names = logical_names(next(iter(own.values())), model)
@@ -80,7 +81,7 @@ def make_parts(
     for stage in stages:
         place_dropout(stage, model, mesh.tensor, masks)
     slots = collect_slots(stages, model, plan, mesh, frozen)
-    buckets = _filled(slots, stages, plan, model, mesh, seed)
+    buckets = _filled(slots, stages, plan, model, mesh, seed, optimizer)
     return Parts(
         plan=plan,
         model=model,
@@ -102,6 +103,7 @@ def _filled(
     model: Model,
     mesh: Mesh,
     seed: int,
+    optimizer: OptimizerSettings,
 ) -> GradientBuckets:
     """Buckets that hold the first weights; under ZeRO-3 these are gathered when they are used."""
     kernel = kernel_for(mesh.device, torch_dtype(plan.precision.parameter))
@@ -109,6 +111,7 @@ def _filled(
         slots,
         Shardings.of(plan, mesh),
         units_of(stages, plan, model),
+        whole=optimizer.owns_whole,
         together=_layer_of_expert if kernel is not None else None,
         bucket_bytes=plan.bucket_bytes,
         values=torch_dtype(plan.precision.parameter),

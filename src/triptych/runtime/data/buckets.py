@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ class GradientBuckets:
         slots: in the order in which the backward finishes them.
         shardings: what is divided among whom, of dense parameters and of experts.
         unit_of: the unit of a slot: with divided values no bucket holds slots of two.
+        whole: slots that no shard may cut, if there are such.
         together: what a bucket holds all slots of, whatever its size; None: nothing.
         bucket_bytes: bytes of gradients after which a bucket is closed.
         values, gradients, reduction: dtypes of what is kept, and of gradients that travel.
@@ -41,6 +43,7 @@ class GradientBuckets:
         shardings: Shardings,
         unit_of: Callable[[Slot], Hashable],
         *,
+        whole: Callable[[Slot], bool] = lambda _: False,
         together: Callable[[Slot], Hashable] | None = None,
         bucket_bytes: int,
         values: torch.dtype,
@@ -50,14 +53,19 @@ class GradientBuckets:
     ) -> None:
         capacity = max(1, bucket_bytes // gradients.itemsize)
         groups: list[list[Slot]] = []
-        for sharding in dict.fromkeys(shardings):
-            mine = [slot for slot in slots if shardings.of_slot(slot) == sharding]
+        for sharding, is_whole in product(dict.fromkeys(shardings), (False, True)):
+            mine = [
+                slot
+                for slot in slots
+                if shardings.of_slot(slot) == sharding and whole(slot) == is_whole
+            ]
+            room = _room(mine, sharding.shard.size) if is_whole else 0
             by_unit = sharding.divides_values
-            by_size = partial(_by_size, capacity=capacity, together=together or _alone)
+            by_size = partial(_by_size, capacity=max(capacity, room), together=together or _alone)
             groups += _by_unit(mine, unit_of) if by_unit else by_size(mine)
         make = partial(Bucket, values=values, gradients=gradients, reduction=reduction)
         self.buckets = [
-            make(group, shardings.of_slot(group[0]), device=device)
+            make(group, shardings.of_slot(group[0]), device=device, keeps_whole=whole(group[0]))
             for group in _as_completed(slots, groups)
         ]
         self.trained = [bucket for bucket in self.buckets if bucket.trains]
@@ -205,6 +213,11 @@ def _by_size(
             groups.append([])
         groups[-1].append(slot)
     return [group for groups in kinds.values() for group in groups if group]
+
+
+def _room(slots: Sequence[Slot], shards: int) -> int:
+    """Elements of a bucket that can be dealt to shards whole, with at most a quarter of padding."""
+    return 4 * shards * max((slot.elements for slot in slots), default=0)
 
 
 def _alone(_: Slot) -> None:
