@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from family_samples import FAMILIES, UNEVEN, family_config, stored_views
-from layouts import batch_of, gradient_parts, make_engine, split, tiny_config
+from layouts import batch_of, gradient_parts, make_engine, split, strictly, tiny_config
 from ranks import run_ranks
 
 from triptych.errors import ModelError
@@ -96,9 +96,10 @@ def _reference(case: str, uneven: bool) -> Step:
     return Step(stock.loss, gradients, weights)
 
 
-def _parts(plan: Plan, config: dict[str, Any]) -> Any:
+def _parts(plan: Plan, config: dict[str, Any], place: int = 0) -> Any:
     """Loss, weights and gradients of this rank: (kind, name, shape, box, values)."""
     engine = make_engine(plan, config)
+    strictly(place)
     shards = engine.shards()
     _bend_choices((shard.name, shard.tensor) for shard in shards)
     rows = batch_of(0, 4, LENGTH, config["vocab_size"])
@@ -115,8 +116,8 @@ def _parts(plan: Plan, config: dict[str, Any]) -> Any:
 
 
 def _parts_of_all(plans: dict[str, Plan], config: dict[str, Any]) -> dict[str, Any]:
-    """The same of several plans for as many ranks."""
-    return {name: _parts(plan, config) for name, plan in plans.items()}
+    """The same of several plans for as many ranks, every other one under strict comm."""
+    return {name: _parts(plan, config, i) for i, (name, plan) in enumerate(plans.items())}
 
 
 def _whole(answers: list[Any]) -> Step:
