@@ -82,7 +82,7 @@ class GroupedLinear:
         biases = [_bias(linear) for linear in self.linears if linear.bias is not None]
         if not biases:
             return y_NM
-        place_N = torch.arange(len(x_NK), device=x_NK.device)
+        place_N = torch.arange(len(x_NK), dtype=ends_E.dtype, device=x_NK.device)
         return y_NM + torch.stack(biases)[torch.searchsorted(ends_E, place_N, right=True)]
 
 
