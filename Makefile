@@ -7,7 +7,8 @@ STAMP := $(VENV)/.installed
 LAYOUTS := $(addprefix tests/procs/runtime/test_, layout_equality.py mixed_plans.py \
   schedules_run.py zero_equality.py context_layouts.py user_cases_runtime.py \
   stage_degrees.py late_validation.py expert_layouts.py recompute.py frozen.py dropout.py \
-  family_layouts.py) tests/procs/checkpoint/test_checkpoint_plans.py
+  family_layouts.py parity.py chunked_attention.py grouped_experts.py muon.py) \
+  tests/procs/checkpoint/test_checkpoint_plans.py
 # Those that do not themselves make every other step strict (`strictly` of tests/procs/layouts.py).
 WHOLLY_STRICT := tests/procs/runtime/test_ring_attention.py tests/procs/train/test_train_resume.py
 

@@ -15,7 +15,9 @@ from transformers import (  # noqa: F401  (lazy modules: loaded once here, not o
     Glm4ForCausalLM,
     GPT2LMHeadModel,
     GPTNeoXForCausalLM,
+    GptOssForCausalLM,
     GraniteForCausalLM,
+    Llama4ForCausalLM,
     MixtralForCausalLM,
     Olmo2ForCausalLM,
     OlmoeForCausalLM,
@@ -223,7 +225,53 @@ FAMILIES |= {
         "tie_word_embeddings": True,
     },
 }
-EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "deepseek_v3")
+LLAMA4 = {
+    **SMALL,
+    "model_type": "llama4_text",
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 160,
+    "attention_chunk_size": 8,
+    "no_rope_layers": [1, 0, 1, 0],
+    "floor_scale": 4,
+    "attn_scale": 0.5,
+}
+FAMILIES |= {
+    "gpt_oss": {
+        **SMALL,
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 48,
+        "sliding_window": 8,
+        "swiglu_limit": 0.2,
+    },
+    "gpt_oss plain": {
+        **SMALL,
+        "model_type": "gpt_oss",
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "attention_bias": False,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        "tie_word_embeddings": True,
+    },
+    "llama4_text": {**LLAMA4, "interleave_moe_layer_step": 2},
+    "llama4_text plain": {
+        **LLAMA4,
+        "num_experts_per_tok": 2,
+        "attention_bias": True,
+        "use_qk_norm": False,
+        "attn_temperature_tuning": False,
+        "attention_chunk_size": None,
+        "tie_word_embeddings": True,
+    },
+}
+EXPERT_FAMILIES = (
+    *("mixtral", "qwen3_moe", "qwen2_moe", "olmoe", "deepseek_v3", "gpt_oss", "llama4_text"),
+)
 MHA_FAMILIES = ("gpt_neox", "gpt2")
 GROUPED_FAMILIES = (
     "llama",
@@ -260,9 +308,11 @@ def stored_views(
 ) -> dict[str, torch.Tensor]:
     """A stock model's parameters (or what is `of` them) under the names of the hub's disks.
 
-    The library fuses experts: `gate_up_proj` [E, 2I, H], `down_proj` [E, H, I].
+    The library fuses experts: `gate_up_proj` [E, 2I, H], `down_proj` [E, H, I]; those of GPT-OSS
+    (gate and up in turn, with biases) and Llama 4 are transposed.
     """
     found = {}
+    kind = model.config.model_type
     for name, parameter in model.named_parameters():
         values = of(parameter)
         trunk, is_fused, word = name.rpartition(".experts.")
@@ -270,8 +320,17 @@ def stored_views(
             found[family.logical_name(name)] = values
             continue
         for index, expert in enumerate(values):
-            parts = expert.chunk(2) if word == "gate_up_proj" else [expert]
-            words = ("gate_proj", "up_proj") if word == "gate_up_proj" else (word,)
-            for kind, part in zip(words, parts, strict=True):
-                found[family.logical_name(f"{trunk}.experts.{index}.{kind}.weight")] = part
+            if kind in ("gpt_oss", "llama4_text"):
+                expert = expert.T if expert.dim() == 2 else expert
+            for part_name, part in _expert_parts(word, expert, in_turn=kind == "gpt_oss"):
+                found[family.logical_name(f"{trunk}.experts.{index}.{part_name}")] = part
     return found
+
+
+def _expert_parts(word: str, expert: torch.Tensor, in_turn: bool) -> list[tuple[str, torch.Tensor]]:
+    """What of one expert is fused in a tensor, by its own name; outputs come first."""
+    kind = "bias" if word.endswith("_bias") else "weight"
+    if not word.startswith("gate_up_proj"):
+        return [(f"down_proj.{kind}", expert)]
+    gate, up = (expert[::2], expert[1::2]) if in_turn else expert.chunk(2)
+    return [(f"gate_proj.{kind}", gate), (f"up_proj.{kind}", up)]

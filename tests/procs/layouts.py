@@ -134,13 +134,13 @@ def _keep_first_gradients(engine: Engine, pieces: list[Any]) -> None:
 
     def look() -> torch.Tensor:
         if not pieces:
-            pieces.extend(_gradient_parts(engine))
+            pieces.extend(gradient_parts(engine))
         return squared_norm()
 
     engine.optimizer.squared_norm = look  # type: ignore[method-assign]
 
 
-def _gradient_parts(engine: Engine) -> list[Any]:
+def gradient_parts(engine: Engine) -> list[Any]:
     """Gradients of the elements whose sum this rank holds: its shard under ZeRO."""
     from triptych.plan.layout import box_shape, flat_range_to_boxes, shift
 

@@ -26,6 +26,7 @@ from triptych.checkpoint.read import complete_index, read_into, require_undamage
 from triptych.checkpoint.safe import TORCH_DTYPES, Entry, Reader, write_safetensors
 from triptych.errors import CheckpointError, Problem, RunError, nearest
 from triptych.plan.families import FAMILIES, Family, family_of
+from triptych.plan.fused import Fused
 from triptych.plan.layout import model_order
 from triptych.runtime.build.zoo import skeleton, stored_buffers
 from triptych.runtime.shard import Shard
@@ -78,8 +79,8 @@ def export(
     temporary = out_dir.with_name(f"{out_dir.name}.tmp-{secrets.token_hex(4)}")
     try:
         temporary.mkdir(parents=True)
-        files = split_files(tensors, max_shard_bytes)
-        _write_weights(source, index, temporary, files)
+        files = split_files(stored_tensors(tensors, family.fused), max_shard_bytes)
+        _write_weights(source, index, temporary, files, family.fused)
         _write_others(source, temporary, others, config, tensors)
         _verify(temporary, files)
         _publish(temporary, out_dir)
@@ -104,6 +105,22 @@ def exported_tensors(
                 asked = None if family.is_buffer(name) else dtype
                 found.setdefault(name, tensor._replace(dtype=asked or tensor.dtype))
     return {name: found[name] for name in sorted(found, key=partial(model_order, family))}
+
+
+def stored_tensors(tensors: Mapping[str, Logical], fused: Fused | None) -> dict[str, Logical]:
+    """The tensors of an export's files: those of experts together where the family has them so."""
+    if fused is None:
+        return dict(tensors)
+    found: dict[str, Logical] = {}
+    members = Counter(map(fused.stored_name, tensors))
+    for name, tensor in tensors.items():
+        stored = fused.stored_name(name)
+        if stored is None:
+            found[name] = tensor
+        elif stored not in found:
+            shape = fused.stored_shape(stored, tensor.shape, members[stored])
+            found[stored] = tensor._replace(shape=shape)
+    return found
 
 
 def _require_model(source: Path, config: Mapping[str, Any], tensors: Mapping[str, Logical]) -> None:
@@ -150,11 +167,13 @@ def _bytes(tensor: Logical) -> int:
     return torch.Size(tensor.shape).numel() * TORCH_DTYPES[tensor.dtype].itemsize
 
 
-def _write_weights(source: Path, index: Index, out: Path, files: Files) -> None:
+def _write_weights(
+    source: Path, index: Index, out: Path, files: Files, fused: Fused | None
+) -> None:
     with Reader(source) as reader:
         for file, tensors in files.items():
             entries = [
-                Entry(name, *tensor, partial(_whole, reader, index, name, tensor))
+                Entry(name, *tensor, partial(_whole, reader, index, name, tensor, fused))
                 for name, tensor in tensors.items()
             ]
             write_safetensors(out / file, entries, _METADATA)
@@ -162,13 +181,27 @@ def _write_weights(source: Path, index: Index, out: Path, files: Files) -> None:
         write_bytes(out / WEIGHTS_INDEX, json.dumps(_weights_index(files), indent=2).encode())
 
 
-def _whole(reader: Reader, index: Index, name: str, tensor: Logical) -> torch.Tensor:
-    """A logical weight in one piece."""
+def _whole(
+    reader: Reader, index: Index, name: str, tensor: Logical, fused: Fused | None
+) -> torch.Tensor:
+    """A stored weight in one piece: a logical one, or those of all experts."""
     whole = torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype])
-    box = tuple((0, size) for size in tensor.shape)
-    shard = Shard(kind="weight", name=name, shape=tensor.shape, box=box, tensor=whole, saved=False)
-    read_into(reader, index, [shard])
+    members = [] if fused is None else [*fused.members(name, tensor.shape)]
+    read_into(
+        reader,
+        index,
+        [
+            _weight(member.name, member.shape, member.place.of(whole, member.shape))
+            for member in members
+        ]
+        or [_weight(name, tensor.shape, whole)],
+    )
     return whole
+
+
+def _weight(name: str, shape: tuple[int, ...], tensor: torch.Tensor) -> Shard:
+    box = tuple((0, size) for size in shape)
+    return Shard(kind="weight", name=name, shape=shape, box=box, tensor=tensor, saved=False)
 
 
 def _weights_index(files: Files) -> dict[str, Any]:

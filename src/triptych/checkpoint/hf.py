@@ -15,6 +15,7 @@ from triptych.checkpoint.safe import Reader
 from triptych.checkpoint.together import Ranks
 from triptych.errors import CheckpointError, Problem
 from triptych.plan.families import FAMILIES, Family
+from triptych.plan.fused import Member, Place
 from triptych.runtime.shard import Shard
 
 WEIGHTS = "model.safetensors"
@@ -38,13 +39,14 @@ def load_hf(
     model ties it to the embedding is ignored.
 
     Raises:
-        CheckpointError: no safetensors weights; tensors missing, unknown or of another shape, all
-            named. The same on all ranks; then no tensor has changed.
+        CheckpointError: no safetensors weights, or quantised ones; tensors missing, unknown or of
+            another shape, all named. The same on all ranks; then no tensor has changed.
 
     """
     ranks = Ranks(group)
     ranks.on_first(lambda: weight_files(directory))
     config = read_config(directory)
+    ranks.on_first(lambda: _require_plain(directory, config))
     family = FAMILIES.get(str(config.get("model_type")), FAMILIES["llama"])
     index = ranks.on_first(lambda: hf_parts(directory, family))
     weights = [shard for shard in shards if shard.kind in ("weight", "master")]
@@ -53,12 +55,25 @@ def load_hf(
     fill(directory, index, weights, ranks, optional=[head] if may_tie else [])
 
 
+def _require_plain(directory: Path, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError if the weights are quantised, as those of GPT-OSS on the hub are."""
+    found = config.get("quantization_config")
+    if found:
+        kind = found.get("quant_method", "?") if isinstance(found, Mapping) else found
+        what = f"the weights of {directory} are quantised ({kind})"
+        rule = "weights are read as they are trained: fp64, fp32, bf16 or fp16"
+        works = "load it dequantised and save_pretrained() it once with transformers"
+        raise CheckpointError(Problem(what, rule, works))
+
+
 def hf_parts(directory: Path, family: Family = FAMILIES["llama"]) -> Index:
     """The tensors of a Hugging Face directory (one file or several), each as one whole part.
 
-    Names are the family's logical ones, also where the files hold the trunk alone.
+    Names are the family's logical ones, also where the files hold the trunk alone, or experts in
+    one tensor.
     """
     tensors: dict[tuple[str, str], Logical] = {}
+    places: dict[tuple[str, str], Place] = {}
     parts: list[Part] = []
     with Reader(directory) as reader:
         for file, promised in weight_files(directory).items():
@@ -66,12 +81,23 @@ def hf_parts(directory: Path, family: Family = FAMILIES["llama"]) -> Index:
             if promised is not None:
                 _require_promised(directory / file, promised, found)
             for name, tensor in found.items():
-                if not name.endswith(_RECOMPUTED):
-                    logical = family.logical_name(name)
-                    tensors["weight", logical] = tensor
-                    box = tuple((0, size) for size in tensor.shape)
+                if name.endswith(_RECOMPUTED):
+                    continue
+                for logical, shape, place in _members(family.logical_name(name), tensor, family):
+                    tensors["weight", logical] = Logical(shape, tensor.dtype)
+                    box = tuple((0, size) for size in shape)
                     parts.append(Part(file, name, "weight", logical, box))
-    return Index.of(0, tensors, parts, {})
+                    if place is not None:
+                        places["weight", logical] = place
+    return Index.of(0, tensors, parts, {}, places)
+
+
+def _members(
+    name: str, tensor: Logical, family: Family
+) -> list[Member] | list[tuple[str, tuple[int, ...], None]]:
+    """The logical tensors of a stored one: itself, or those of experts that it holds together."""
+    fused = [] if family.fused is None else [*family.fused.members(name, tensor.shape)]
+    return fused or [(name, tensor.shape, None)]
 
 
 def weight_files(directory: Path) -> dict[str, list[str] | None]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from triptych.errors import CheckpointError, Problem
+from triptych.plan.fused import Place
 from triptych.plan.layout import Box, box_elements
 from triptych.plan.reshard import intersect
 
@@ -58,12 +59,16 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """All tensors, parts and files of a checkpoint. `step` is 0 for files of others."""
+    """All tensors, parts and files of a checkpoint.
+
+    Of files of others `step` is 0, and `places` says which tensors lie in a larger one.
+    """
 
     step: int
     tensors: Mapping[Id, Logical]
     parts: Mapping[Id, Sequence[Part]]
     files: Mapping[str, FileInfo]
+    places: Mapping[Id, Place] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -72,12 +77,19 @@ class Index:
         tensors: Mapping[Id, Logical],
         parts: Iterable[Part],
         files: Mapping[str, FileInfo],
+        places: Mapping[Id, Place] | None = None,
     ) -> Index:
         """The index of a list of parts."""
         grouped: dict[Id, list[Part]] = defaultdict(list)
         for part in parts:
             grouped[part.kind, part.name].append(part)
-        return cls(step=step, tensors=dict(tensors), parts=dict(grouped), files=dict(files))
+        return cls(
+            step=step,
+            tensors=dict(tensors),
+            parts=dict(grouped),
+            files=dict(files),
+            places=dict(places or {}),
+        )
 
     def kinds(self) -> set[str]:
         """The kinds of tensors that are stored."""

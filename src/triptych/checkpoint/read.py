@@ -15,6 +15,7 @@ from triptych.checkpoint.match import require_match
 from triptych.checkpoint.safe import Reader, dtype_word
 from triptych.checkpoint.together import Ranks
 from triptych.errors import CheckpointError, Problem
+from triptych.plan.fused import Place
 from triptych.plan.reshard import copies
 from triptych.runtime.shard import Shard
 
@@ -26,6 +27,7 @@ class _Read(NamedTuple):
     key: str
     at: tuple[slice, ...]
     into: torch.Tensor
+    place: Place | None = None
 
 
 def load(
@@ -109,7 +111,8 @@ def read_into(reader: Reader, index: Index, shards: Sequence[Shard]) -> None:
     reads = [read for shard in shards for read in _reads(index, shard)]
     with torch.no_grad():
         for read in sorted(reads, key=lambda read: read.file):
-            read.into.copy_(reader.read(read.file, read.key, read.at))
+            found = reader.read(read.file, read.key, read.at)
+            read.into.copy_(found if read.place is None else read.place.logical(found))
 
 
 def _reads(index: Index, shard: Shard) -> list[_Read]:
@@ -119,7 +122,16 @@ def _reads(index: Index, shard: Shard) -> list[_Read]:
         found = copies(stored, shard.box)
     except LookupError as error:
         raise CheckpointError(f"{kind}/{shard.name}: {error}") from error
-    return [_Read(*c.source, c.source_slices, shard.tensor[c.target_slices]) for c in found]
+    place = index.places.get((kind, shard.name))
+    return [
+        _Read(
+            *c.source,
+            c.source_slices if place is None else place.slices(c.source_slices),
+            shard.tensor[c.target_slices],
+            place,
+        )
+        for c in found
+    ]
 
 
 def source_kind(index: Index, kind: str, name: str, dtype: torch.dtype) -> str:

@@ -1,8 +1,9 @@
 """What the context ranks of a layer exchange in attention: bytes, and seconds exposed.
 
 A ring sends those keys and values of a rank's tokens that some rank sees, step by step; twice as
-much in the backward, where gradients go home (domain.md section 3). Ulysses exchanges
-queries, keys, values and outputs, whose heads are dealt to the ranks: as much in each direction.
+much in the backward, where gradients go home (domain.md section 3). Where weights are dropped it
+gathers keys and values whole, and their gradients are reduce-scattered. Ulysses exchanges queries,
+keys, values and outputs, whose heads are dealt to the ranks: as much in each direction.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def context_bytes(
     if setting.context_method == "ulysses":
         return gather_bytes(setting.context, sum(_dealt_bytes(site, local, setting)))
     rounds = 1 if is_forward else 2
-    return rounds * sum(_ring_bytes(site, local, setting))
+    sent = rounds * sum(_ring_bytes(site, local, setting))
+    return sent + gather_bytes(setting.context, _gathered_bytes(site, local, setting))
 
 
 def context_s(
@@ -44,24 +46,37 @@ def context_s(
         return sum(map(site.context.all_to_all_s, _dealt_bytes(site, local, setting)))
     rounds = 1 if is_forward else 2
     sent_s = rounds * sum(map(site.context.send_s, _ring_bytes(site, local, setting)))
+    gathered = _gathered_bytes(site, local, setting)
+    gathered_s = site.context.gather_s(gathered) if gathered else 0.0
     attention_s = sum(
         piece.forward_s if is_forward else piece.backward_s
         for op, piece in zip(local, seconds, strict=True)
         if op.operator.kind == "attention"
     )
     hidden_s = 0.0 if site.rates.is_cpu else attention_s * (1 - 1 / setting.context)
-    return max(0.0, sent_s - hidden_s)
+    return max(0.0, sent_s - hidden_s) + gathered_s
 
 
 def _ring_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> Iterator[float]:
     """Of each attention and step of its ring: bytes of the keys and values that travel."""
     for op in local:
-        if op.operator.kind == "attention":
+        if op.operator.kind == "attention" and not op.operator.dropout:
             width = op.kv_heads * (op.operator.head_dim + op.operator.value_dim)
             token_bytes = setting.microbatch * width * site.rates.element_bytes
-            length, window = site.sequence_length, op.operator.window
-            for reach in ring_reaches(length, setting.context, window):
+            sight = (op.operator.window, op.operator.chunk)
+            for reach in ring_reaches(site.sequence_length, setting.context, *sight):
                 yield (reach.stop - reach.start) * token_bytes
+
+
+def _gathered_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """Keys and values of whole sequences, where weights are dropped."""
+    widths = (
+        op.kv_heads * (op.operator.head_dim + op.operator.value_dim)
+        for op in local
+        if op.operator.kind == "attention" and op.operator.dropout
+    )
+    tokens = site.sequence_length * setting.microbatch
+    return sum(widths) * tokens * site.rates.element_bytes
 
 
 def _dealt_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> Iterator[float]:

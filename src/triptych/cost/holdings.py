@@ -15,8 +15,9 @@ _PARTIAL = frozenset({"qk_norm", "router", "shared_gate", "q_down", "q_norm", "k
 class Holdings(NamedTuple):
     """Parameter elements on the slowest rank.
 
-    `replicated` and `copied` are parts of `dense`: the same on all tensor ranks, and KV heads
-    repeated on several. `tied` is the table that first and last stage both hold.
+    `replicated` are the same on all tensor ranks, `copied` are KV heads repeated on several; both
+    are counted in `dense` (experts' output biases in `expert`). `tied` is the table that first and
+    last stage both hold.
     """
 
     dense: int = 0
@@ -44,6 +45,8 @@ def holdings(
     for op in local:
         if op.operator.copies > 1:
             expert += op.weight_elements
+            replicated += _output_biases(op)
+            partial += _output_biases(op)  # one rank adds them
             continue
         dense += op.weight_elements
         replicated += op.weight_elements if op.is_replicated else 0
@@ -52,3 +55,9 @@ def holdings(
     if block is not None and not block.attention.latent and tensor > block.attention.kv_heads:
         copied = 2 * block.attention.head_dim * (hidden + int(block.attention.qkv_bias))
     return Holdings(dense, expert, replicated, partial, copied)
+
+
+def _output_biases(op: LocalOperator) -> int:
+    """Bias elements of experts' last products, which every tensor rank holds."""
+    has_bias = op.weight_elements > op.k * op.n * op.copies
+    return op.n * op.copies if op.operator.split == "row" and has_bias else 0

@@ -12,7 +12,6 @@ from triptych.cost.gemm import gemm_s
 from triptych.cost.rates import Rates
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
-from triptych.model.operators import average_context
 
 EAGER_TRAFFIC = 3.0
 """Bytes that eager PyTorch moves for norms, rotary, activations over what a fused kernel moves
@@ -91,7 +90,7 @@ def _flash_attention(
     local: LocalOperator, rates: Rates, tokens: float, sequence_length: int
 ) -> Seconds:
     op = local.operator
-    context = average_context(sequence_length, op.window, causal=True)
+    context = op.average_context(sequence_length)
     flops = 2.0 * local.query_heads * (op.head_dim + op.value_dim) * context * tokens
     forward_s = flops / rates.attention_flops
     return Seconds(forward_s, FLASH_BACKWARD * forward_s)

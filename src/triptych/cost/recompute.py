@@ -94,7 +94,8 @@ def _core_elements(site: Site, local: tuple[LocalOperator, ...], setting: Settin
 def _score_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
     """Elements per token of score matrices that exist, instead of a log-sum-exp.
 
-    Keys and values are repeated then for the query heads that share them.
+    Keys and values are repeated then for the query heads that share them; a ring's ranks hold those
+    of whole sequences.
     """
     elements = 0.0
     for op in local:
@@ -103,7 +104,9 @@ def _score_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setti
             elements += op.query_heads * site.sequence_length * matrices
             if op.operator.dropout:
                 width = op.operator.head_dim + op.operator.value_dim
-                elements += (op.query_heads - op.kv_heads) * width - op.query_heads * LOG_SUM
+                ranks = setting.context if setting.context_method == "ring" else 1
+                repeated = ranks * op.query_heads - op.kv_heads
+                elements += repeated * width - op.query_heads * LOG_SUM
     return elements
 
 

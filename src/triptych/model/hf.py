@@ -31,6 +31,7 @@ FAMILIES: Mapping[str, Callable[[ConfigKeys], Model]] = {
     "qwen2_moe": experts.qwen2_moe,
     "olmoe": experts.olmoe,
     "gpt_oss": experts.gpt_oss,
+    "llama4_text": experts.llama4,
     "deepseek_v2": experts.deepseek_v2,
     "deepseek_v3": experts.deepseek_v3,
     "gpt2": gpt_like.gpt2,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-HeadNorm = Literal["shared", "per head", "joint"]
-"""A norm of each head with weights that all share (Qwen 3) or of its own (Cohere), or one norm
-over all heads together (OLMo 2)."""
+HeadNorm = Literal["shared", "per head", "joint", "unweighted"]
+"""A norm of each head with weights that all share (Qwen 3), of its own (Cohere) or without any
+(Llama 4), or one norm over all heads together (OLMo 2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class Attention:
     rotary: bool = True  # positions enter by rotating queries and keys
     sinks: bool = False  # one learned logit per query head (GPT-OSS)
     window: int | None = None  # sliding window in tokens; None: full causal
+    chunk: int | None = None  # tokens see those of their own chunk of so many only (Llama 4)
+    tempered: bool = False  # queries are scaled by their position (Llama 4)
     latent: Latent | None = None
     softcapped: bool = False  # scores are bent to c x tanh(scores / c)
     dropout: bool = False  # of attention weights

@@ -55,6 +55,7 @@ class Operator:
     head_dim: int = 0  # of queries and keys
     value_dim: int = 0  # of values
     window: int | None = None
+    chunk: int | None = None
     softcapped: bool = False
     dropout: bool = False  # of attention weights
     elements: float = 0.0
@@ -83,9 +84,17 @@ class Operator:
         if self.kind == "gemm":
             return 2.0 * self.k * self.n * self.tokens_factor
         if self.kind == "attention":
-            context = average_context(sequence_length, self.window, causal)
+            context = self.average_context(sequence_length, causal)
             return 2.0 * self.heads * (self.head_dim + self.value_dim) * context
         return 0.0
+
+    def average_context(self, sequence_length: int, causal: bool = True) -> float:
+        """Tokens that a query attends to, averaged over the sequence; chunks are sequences."""
+        chunk = min(self.chunk or sequence_length, sequence_length)
+        count, rest = divmod(sequence_length, chunk)
+        seen = count * chunk * average_context(chunk, self.window, causal)
+        seen += rest * average_context(rest, self.window, causal) if rest else 0.0
+        return seen / sequence_length
 
 
 def average_context(sequence_length: int, window: int | None, causal: bool) -> float:
@@ -170,12 +179,14 @@ def _attention(model: Model, block: Block) -> tuple[Operator, ...]:
     query, key = attention.query_width, attention.kv_width
     qkv = _gemm("qkv", "column", model.hidden, query + 2 * key, attention.qkv_bias)
     norms = (_head_norm(attention),) if attention.qk_norm else ()
-    rotary = (_rotary(query + key),) if attention.rotary else ()
+    rotary = (_scaling("rotary", query + key),) if attention.rotary else ()
+    temper = (_scaling("temperature", query),) if attention.tempered else ()
     core = _core(attention, head_dim=attention.head_dim, value_dim=attention.head_dim)
     return (
         qkv,
         *norms,
         *rotary,
+        *temper,
         core,
         _gemm("out", "row", query, model.hidden, attention.out_bias),
     )
@@ -197,7 +208,7 @@ def _latent_attention(hidden: int, attention: Attention, latent: Latent) -> tupl
         _gemm("kv_down", "none", hidden, rank + latent.rope_dim),
         _norm("kv_norm", rank, with_bias=False),
         _gemm("kv_up", "column", rank, heads * (latent.nope_dim + latent.value_dim)),
-        _rotary((heads + 1) * latent.rope_dim),
+        _scaling("rotary", (heads + 1) * latent.rope_dim),
         _core(attention, head_dim=key_dim, value_dim=latent.value_dim),
         _gemm("out", "row", heads * latent.value_dim, hidden),
     )
@@ -217,6 +228,7 @@ def _core(attention: Attention, *, head_dim: int, value_dim: int) -> Operator:
         head_dim=head_dim,
         value_dim=value_dim,
         window=attention.window,
+        chunk=attention.chunk,
         softcapped=attention.softcapped,
         dropout=attention.dropout,
         saved=float((heads + kv_heads) * (head_dim + value_dim) + 2 * heads),
@@ -334,6 +346,7 @@ _HEAD_NORM_NAMES: dict[HeadNorm, str] = {
     "shared": "qk_norm",
     "per head": "qk_norm_per_head",
     "joint": "qk_norm_joint",
+    "unweighted": "qk_norm_unweighted",
 }
 
 
@@ -343,20 +356,20 @@ def _head_norm(attention: Attention) -> Operator:
     Weights that all heads share (`qk_norm`) are whole on every rank, others go with the heads.
     """
     width = attention.query_width + attention.kv_width
-    shared = attention.qk_norm_kind == "shared"
+    weights = {"shared": 2 * attention.head_dim, "unweighted": 0}
     return Operator(
         name=_HEAD_NORM_NAMES[attention.qk_norm_kind],
         kind="memory",
         split="heads",
-        weight_elements=2 * attention.head_dim if shared else width,
+        weight_elements=weights.get(attention.qk_norm_kind, width),
         elements=2.0 * width,
         saved=float(width),
     )
 
 
-def _rotary(width: int) -> Operator:
-    """Rotates queries and keys; linear, so that it keeps nothing."""
-    return Operator(name="rotary", kind="memory", split="heads", elements=2.0 * width)
+def _scaling(name: str, width: int) -> Operator:
+    """Rotates or scales heads by their positions; linear, so that it keeps nothing."""
+    return Operator(name=name, kind="memory", split="heads", elements=2.0 * width)
 
 
 def _activation(name: str, inner: int, width: int) -> Operator:

@@ -69,22 +69,33 @@ class Reach(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def ring_reaches(length: int, size: int, window: int | None = None) -> tuple[Reach, ...]:
+def ring_reaches(
+    length: int, size: int, window: int | None = None, chunk: int | None = None
+) -> tuple[Reach, ...]:
     """The steps in which some rank r sees keys of rank r - step, and all keys that are seen then.
 
     The same on every rank. With a window w a token sees itself and the w - 1 before it, so that
-    only the ends of chunks travel, to the ranks whose chunks follow.
+    only the ends of chunks travel, to the ranks whose chunks follow; where the attention has chunks
+    of its own, what lies before a query's does not.
     """
     held = [pieces(length, size, index) for index in range(size)]
-    back = length if window is None else window - 1
+
+    def back(query: int) -> int:
+        """How far a query sees; the first one of a piece sees furthest into another piece."""
+        seen = length if window is None else window - 1
+        return seen if chunk is None else min(seen, query % chunk)
+
     reaches = []
     for step in range(1, size):
         seen = [
-            (keys.at + max(0, queries.start - back - keys.start), keys.at + keys.stop - keys.start)
+            (
+                keys.at + max(0, queries.start - back(queries.start) - keys.start),
+                keys.at + keys.stop - keys.start,
+            )
             for index in range(size)
             for queries in held[index]
             for keys in held[(index - step) % size]
-            if keys.start < queries.start < keys.stop + back
+            if keys.start < queries.start < keys.stop + back(queries.start)
         ]
         if seen:
             starts, stops = zip(*seen, strict=True)

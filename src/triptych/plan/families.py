@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from triptych.errors import ModelError, Problem
+from triptych.plan.fused import Fused
 
 
 class Split(StrEnum):
@@ -129,6 +130,9 @@ class Family:
     )
     joint_norm: str | None = None
     experts: str | None = None  # the child of a layer that holds a router and experts, if it has
+    router: str = "gate"  # below that child
+    fused: Fused | None = None  # how the hub's disks have all experts in one tensor, if they do
+    scales_input: bool = False  # experts see tokens times their weights (Llama 4)
     sigmoid_router: bool = False  # its scores are sigmoids, not a softmax (DeepSeek-V3)
     buffers: tuple[str, ...] = ()  # tensors below a layer that are stored but never trained
     stored: tuple[tuple[str, str], ...] = ()  # words of the library and those of the hub's disks
@@ -308,6 +312,36 @@ _DEEPSEEK_V3 = Family(
         **_gated("mlp.shared_experts", Split.SHARED),
     },
 )
+_GPT_OSS = Family(
+    experts="mlp",
+    router="router",
+    fused=Fused(in_turn=True),
+    rules={
+        **_SEPARATE_QKV,
+        **_TWO_NORMS,
+        "self_attn.sinks": Rule(_QUERY),
+        **_gated("mlp.experts.*", Split.WIDTH),
+        # One rank adds it, before results are summed.
+        "mlp.experts.*.down_proj.bias": Rule(_NONE, partial=True),
+        **_whole("mlp.router", partial=True),
+    },
+)
+_LLAMA4 = Family(
+    experts="feed_forward",
+    router="router",
+    sigmoid_router=True,
+    scales_input=True,
+    fused=Fused(in_turn=False),
+    regions={"self_attn": "o_proj", "feed_forward": "down_proj"},
+    rules={
+        **_SEPARATE_QKV,
+        **_TWO_NORMS,
+        **_gated("feed_forward", Split.WIDTH),
+        **_gated("feed_forward.experts.*", Split.WIDTH),
+        **_gated("feed_forward.shared_expert", Split.SHARED),
+        **_whole("feed_forward.router", partial=True),
+    },
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
@@ -330,6 +364,8 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_moe": _QWEN2_MOE,
     "olmoe": _OLMOE,
     "deepseek_v3": _DEEPSEEK_V3,
+    "gpt_oss": _GPT_OSS,
+    "llama4_text": _LLAMA4,
 }
 """The families that can be run, by their `model_type`."""
 

@@ -15,6 +15,7 @@ from triptych.plan.batch import batch_problem
 from triptych.plan.context import heads_problems
 from triptych.plan.families import FAMILIES
 from triptych.plan.fields import DTYPES, PRECISION, RANK_ORDER
+from triptych.plan.matrices import optimizer_problems
 from triptych.plan.nearby import (
     Asked,
     divisors,
@@ -224,6 +225,11 @@ def _batch(asked: Asked) -> Iterator[Problem]:
             yield problem
 
 
+def _optimizer(asked: Asked) -> Iterator[Problem]:
+    if asked.workload is not None:
+        yield from optimizer_problems(asked.plan, asked.workload.optimizer)
+
+
 def _sequence(asked: Asked) -> Iterator[Problem]:
     plan, workload = asked.plan, asked.workload
     if workload is None:
@@ -258,6 +264,7 @@ _RULES = (
     _world,
     _batch,
     _microbatches,
+    _optimizer,
     _sequence,
 )
 
@@ -271,12 +278,7 @@ def unrunnable(plan: Plan, model: Model) -> list[str]:
 
 
 def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
-    cp = max((stage.context for stage in plan.stages), default=1)
     plain = (
-        (
-            cp > 1 and any(block.attention.dropout for block in model.blocks),
-            f"context parallelism (cp={cp}) with dropout of attention weights",
-        ),
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),
         (plan.compile, "compilation (compile=true)"),

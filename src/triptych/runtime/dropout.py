@@ -2,9 +2,10 @@
 
 A mask is drawn for a whole sequence from (seed, step, number of the sequence in the global batch,
 place in the model), and a rank takes its part of it: all of a replicated activation, its rows under
-sequence or context parallelism, its heads. So a mask is the same when a layer is recomputed, on
-tensor ranks that hold the same values, and under every layout; it differs between sequences, hence
-between data ranks and micro-batches, and from step to step.
+sequence or context parallelism (of hidden states or of attention weights), its heads. So a mask is
+the same when a layer is recomputed, on tensor ranks that hold the same values, and under every
+layout; it differs between sequences, hence between data ranks and micro-batches, and from step to
+step.
 
 Shapes: B batch, S sequence, s = this rank's part of it, H hidden or heads, T keys.
 """
@@ -29,6 +30,9 @@ _FUNCTIONAL = "residual_dropout"
 
 _EMBEDDING = "embedding_dropout"
 """The same of a trunk, for what it embeds."""
+
+
+_ALL = slice(None)
 
 
 class Masks:
@@ -82,15 +86,21 @@ class Masks:
         )
 
     def weights(
-        self, place: str, rate: float, batch: int, heads: range, shape: tuple[int, int]
+        self,
+        place: str,
+        rate: float,
+        batch: int,
+        heads: range,
+        length: int,
+        rows: torch.Tensor | slice = _ALL,
     ) -> torch.Tensor:
-        """True for what stays of attention weights: [B, H, S, T], this rank's heads."""
+        """True for what stays of attention weights: [B, H, S, T], these heads and rows of T."""
         drawn = [
-            self._draw(f"{place} {b + self._first} {head}", rate, shape)
+            self._draw(f"{place} {b + self._first} {head}", rate, (length, length))[rows]
             for b in range(batch)
             for head in heads
         ]
-        return torch.stack(drawn).view(batch, len(heads), *shape)
+        return torch.stack(drawn).view(batch, len(heads), -1, length)
 
     def _draw(self, key: str, rate: float, shape: tuple[int, int]) -> torch.Tensor:
         text = f"{self._seed} {self.step} {key}".encode()
@@ -122,10 +132,19 @@ class WeightsDropout:
     def __init__(self, place: str, heads: range, masks: Masks) -> None:
         self._place, self._heads, self._masks = place, heads, masks
 
-    def __call__(self, weights_BHST: torch.Tensor, rate: float) -> torch.Tensor:
-        """What stays of the weights of this rank's heads."""
-        batch, _, *shape = weights_BHST.shape
-        mask = self._masks.weights(self._place, rate, batch, self._heads, (shape[0], shape[1]))
+    def __call__(
+        self,
+        weights_BHST: torch.Tensor,
+        rate: float,
+        rows: torch.Tensor | slice = _ALL,
+        part: tuple[int, int] = (0, 1),
+    ) -> torch.Tensor:
+        """What stays of weights of these rows of the sequence, and of a part of the heads."""
+        batch, num_heads, _, length = weights_BHST.shape
+        index, size = part
+        assert num_heads * size == len(self._heads)
+        heads = self._heads[index * num_heads : (index + 1) * num_heads]
+        mask = self._masks.weights(self._place, rate, batch, heads, length, rows)
         return keep(weights_BHST, mask, rate)
 
 

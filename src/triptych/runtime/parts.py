@@ -15,7 +15,7 @@ from torch import nn
 from triptych.model.hf import from_config
 from triptych.model.model import Model
 from triptych.plan.freeze import frozen_names
-from triptych.plan.layout import stages_of
+from triptych.plan.layout import layer_of, stages_of
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import stages_of_rank
 from triptych.runtime.build.slots import collect_slots, fill_initial, logical_names
@@ -29,6 +29,8 @@ from triptych.runtime.data.slot import Slot
 from triptych.runtime.data.units import Residence, units_of
 from triptych.runtime.dropout import Masks, place_dropout
 from triptych.runtime.expert.balance import RouterSettings
+from triptych.runtime.expert.experts import Experts
+from triptych.runtime.expert.grouped import kernel_for
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.precision import torch_dtype
 from triptych.runtime.tensor.linear import Deferral
@@ -66,6 +68,7 @@ def make_parts(
     """The parts of this rank, weights drawn from `seed`; raises what `Engine.build` says."""
     model = from_config(config, name=str(config.get("_name_or_path") or "model"))
     router.require_possible(plan, model)
+    optimizer.require_possible(plan)
     deferral = Deferral()
     own = {i: _causal_lm(config, plan, mesh) for i in stages_of_rank(plan, mesh.coordinates.pp)}
     names = logical_names(next(iter(own.values())), model)
@@ -78,7 +81,7 @@ def make_parts(
     for stage in stages:
         place_dropout(stage, model, mesh.tensor, masks)
     slots = collect_slots(stages, model, plan, mesh, frozen)
-    buckets = _filled(slots, stages, plan, model, mesh, seed)
+    buckets = _filled(slots, stages, plan, model, mesh, seed, optimizer)
     return Parts(
         plan=plan,
         model=model,
@@ -100,12 +103,16 @@ def _filled(
     model: Model,
     mesh: Mesh,
     seed: int,
+    optimizer: OptimizerSettings,
 ) -> GradientBuckets:
     """Buckets that hold the first weights; under ZeRO-3 these are gathered when they are used."""
+    kernel = kernel_for(mesh.device, torch_dtype(plan.precision.parameter))
     buckets = GradientBuckets(
         slots,
         Shardings.of(plan, mesh),
         units_of(stages, plan, model),
+        whole=optimizer.owns_whole,
+        together=_layer_of_expert if kernel is not None else None,
         bucket_bytes=plan.bucket_bytes,
         values=torch_dtype(plan.precision.parameter),
         gradients=torch_dtype(plan.precision.gradient),
@@ -119,7 +126,15 @@ def _filled(
             fill_initial(bucket.slots, model, seed=seed, std=stages[0].initializer_range)
     if buckets.divides_values:
         Residence(buckets, plan, model).attach(stages)
+    if kernel is not None:
+        for module in (module for stage in stages for module in stage.modules()):
+            if isinstance(module, Experts):
+                module.group(kernel)
     return buckets
+
+
+def _layer_of_expert(slot: Slot) -> int | None:
+    return layer_of(slot.name) if slot.is_expert else None
 
 
 def _causal_lm(config: Mapping[str, Any], plan: Plan, mesh: Mesh) -> nn.Module:

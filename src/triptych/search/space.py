@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from triptych.cluster.cluster import Cluster
 from triptych.model.model import Model
 from triptych.plan.context import divides_heads
+from triptych.plan.matrices import optimizer_problems
 from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
 from triptych.plan.rules import unrunnable, usable_tensor_degrees, verify
@@ -100,6 +101,8 @@ class Space:
         tp, pp, dp, cp, ep = degrees
         if tp not in self.usable_tensor:
             return "divisibility: tensor degree and heads"
+        if not self._keeps_matrices(stages=(replace(self.base.stages[0], tensor=tp),)):
+            return "optimizer of whole matrices"
         if pp * self.base.chunks > self.model.num_layers:
             return "divisibility: more stages than layers"
         if self.pins.layers and len(self.pins.layers) != pp * self.base.chunks:
@@ -113,6 +116,10 @@ class Space:
         if not any(self.schedules(degrees, m) for m in self.microbatches(dp)):
             return "micro-batches, chunks and schedule"
         return "fixed settings" if self._breaks_other_rules(degrees) else ""
+
+    def _keeps_matrices(self, **changes: Any) -> bool:
+        """True if the optimizer can work with a setting."""
+        return not any(optimizer_problems(self.base.with_(**changes), self.workload.optimizer))
 
     def _breaks_other_rules(self, degrees: Degrees) -> bool:
         """True if a fixed setting that no search varies is illegal with these degrees."""
@@ -167,7 +174,7 @@ class Space:
     def zeros(self, degrees: Degrees) -> tuple[int, ...]:
         """ZeRO stages; without data ranks there is nothing to share."""
         tried = (0, 1, 2, 3) if degrees.dp * degrees.cp > 1 else (0,)
-        return self._allowed("zero", tried)
+        return self._allowed("zero", [z for z in tried if self._keeps_matrices(zero=z)])
 
     def schedules(self, degrees: Degrees, microbatch: int) -> tuple[str, ...]:
         """Schedules that have a program; with one stage there is nothing to choose."""

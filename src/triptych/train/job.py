@@ -163,9 +163,14 @@ class Train(Section):
 
 
 class Optimizer(Section):
-    """AdamW and its learning rate."""
+    """The optimizer and its learning rate."""
 
-    name: Literal["adamw"] = Field(default="adamw", description="The optimizer.")
+    name: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description="`muon`: the matrices of the layers have Muon, whose updates are scaled to the "
+        "size of AdamW's; embedding, head, norms and biases have AdamW. Needs `tp=1` and `zero` 0 "
+        "or 1: a rank updates whole matrices.",
+    )
     learning_rate: Positive = Field(default=3e-4, description="The highest rate, after warm-up.")
     min_learning_rate: AtLeastZero = Field(default=0.0, description="The rate at the last step.")
     warmup_steps: Whole = Field(default=0, description="Steps of linear warm-up.")
@@ -173,8 +178,9 @@ class Optimizer(Section):
         default="cosine", description="The way down from the highest rate to the lowest."
     )
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = Field(
-        default=(0.9, 0.95), description="Decay of the two moments."
+        default=(0.9, 0.95), description="Decay of AdamW's two moments."
     )
+    momentum: Fraction = Field(default=0.95, description="Decay of Muon's momentum.")
     eps: Positive = Field(default=1e-8, description="Added to the root of the second moment.")
     weight_decay: AtLeastZero = Field(default=0.1, description="Decoupled weight decay.")
     clip_norm: AtLeastZero = Field(

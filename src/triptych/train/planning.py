@@ -75,7 +75,9 @@ def choose_plan(job: Job, model: Model, place: Place | None, planner: Planner) -
     if job.train.freeze:
         frozen_names(job.train.freeze, known_names(model), model)
     workload = Workload(
-        sequence_length=job.data.sequence_length, global_batch=job.train.global_batch
+        sequence_length=job.data.sequence_length,
+        global_batch=job.train.global_batch,
+        optimizer=job.optimizer.name,
     )
     if job.parallel.plan == AUTO:
         return _searched(job, model, place, workload, planner)

@@ -252,6 +252,8 @@ class _Rank:
 def optimizer_settings(job: Job) -> OptimizerSettings:
     """The engine's optimizer settings of a job."""
     return OptimizerSettings(
+        name=job.optimizer.name,
+        momentum=job.optimizer.momentum,
         betas=job.optimizer.betas,
         eps=job.optimizer.eps,
         weight_decay=job.optimizer.weight_decay,

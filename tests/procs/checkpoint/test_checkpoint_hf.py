@@ -97,6 +97,15 @@ def test_pickled_weights_are_refused_by_name(tmp_path: Path) -> None:
         load_hf(tmp_path, [])
 
 
+def test_quantised_weights_are_refused_by_name(tmp_path: Path) -> None:
+    saved_model(tmp_path, config_of("llama"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"quantised \(mxfp4\)"):
+        load_hf(tmp_path, [])
+
+
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no weights"):
         load_hf(tmp_path, [])

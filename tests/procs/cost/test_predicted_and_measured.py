@@ -100,9 +100,20 @@ def test_ranks_of_every_family_send_the_bytes_that_are_predicted(
     _compare(Plan.uniform(4, tp=2, **settings), config)
 
 
-@pytest.mark.parametrize("family", ["mistral window", "gemma2"])
-def test_windows_spare_the_keys_that_are_predicted(family: str) -> None:
-    _compare(Plan.uniform(4, cp=4), family_config(family) | {"vocab_size": VOCAB})
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("mistral window", {}),
+        ("gemma2", {}),
+        ("gpt_oss", {}),
+        ("llama4_text", {"attention_chunk_size": 12}),
+        ("phi3", {"attention_dropout": 0.1}),  # spares none
+    ],
+)
+def test_windows_and_chunks_spare_the_keys_that_are_predicted(
+    family: str, changes: dict[str, Any]
+) -> None:
+    _compare(Plan.uniform(4, cp=4), family_config(family) | {"vocab_size": VOCAB} | changes)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,19 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v2", {**SIZES, **EXPERTS, **LATENT, "q_lora_rank": None}),
     ("deepseek_v3", {**SIZES, **EXPERTS, **LATENT, "q_lora_rank": 24}),
     ("gpt_oss", {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    ("llama4_text", {**SIZES, "num_local_experts": 4, "intermediate_size_mlp": 80}),
+    (
+        "llama4_text",
+        {
+            **SIZES,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "attention_bias": True,
+            "use_qk_norm": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    ("llama4_text", {**SIZES, "moe_layers": [0, 2], "attention_chunk_size": None}),
 ]
 
 

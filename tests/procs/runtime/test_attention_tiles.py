@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from triptych.plan.context import pieces, ring_reaches
-from triptych.runtime.context.tiles import Sight, Tile, reaches, tiles
+from triptych.runtime.context.tiles import Sight, Tile, in_chunks, reaches, tiles
 
 LENGTH = 48
 DOCUMENTS = ((5, 7, 12, 1, 23), (48,), (6, 6, 6, 6, 6, 6, 6, 6))
@@ -72,6 +72,24 @@ def test_the_plan_knows_the_keys_of_other_ranks_that_a_window_reaches(
     size: int, window: int | None
 ) -> None:
     assert ring_reaches(LENGTH, size, window) == reaches(Sight(LENGTH, size, None, window))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("chunk", [1, 5, 8, 20, 47, 48, 100])
+@pytest.mark.parametrize("window", [None, 6])
+def test_the_plan_knows_the_keys_of_other_ranks_in_the_same_chunk(
+    size: int, chunk: int, window: int | None
+) -> None:
+    documents = in_chunks(None, LENGTH, chunk)
+    sight = Sight(LENGTH, size, documents, window)
+    assert ring_reaches(LENGTH, size, window, chunk) == reaches(sight)
+
+
+def test_chunks_cut_every_document_from_its_beginning() -> None:
+    assert in_chunks(None, 48, 20) == ((20, 20, 8),)
+    assert in_chunks(((5, 43), (24, 24)), 48, 20) == ((5, 20, 20, 3), (20, 4, 20, 4))
+    assert in_chunks(None, 48, 48) is None
+    assert in_chunks(None, 48, None) is None
 
 
 def test_documents_that_end_with_their_chunk_need_no_step_at_all() -> None:

@@ -13,7 +13,7 @@ from ranks import run_ranks
 
 from triptych.plan.plan import Plan, Precision
 
-FAMILIES = ("llama", "mistral window", "gemma2", "gemma3_text", "starcoder2")
+FAMILIES = ("llama", "mistral window", "gemma2", "gemma3_text", "starcoder2", "gpt_oss")
 ULYSSES = {"context_method": "ulysses"}
 THREE = {"cp": 2, "tp": 2, "pp": 2, "sequence_parallel": True}
 MORE: dict[str, dict[str, Any]] = {

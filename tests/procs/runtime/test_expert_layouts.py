@@ -32,6 +32,7 @@ FAMILIES = {
     "qwen2_moe": ["DP2 EP2 TP2 ZeRO-3 recomputed"],
     "olmoe": ["DP2 EP2 PP2 ZB-H1"],
     "deepseek_v3": ["DP4 EP2 ZeRO-1", "DP2 EP2 TP2+SP"],
+    "gpt_oss": ["CP2 EP2 PP2 ZeRO-1", "DP2 EP2 TP2+SP"],
 }
 
 

@@ -14,7 +14,7 @@ from ranks import run_ranks
 from triptych.plan.plan import Plan, Precision
 
 FAMILIES = [name for name in UNEVEN if name not in ("llama", "qwen3")]
-ROUNDS_TO_FP32 = ("cohere norms",)  # the library's own rotary embedding and norms do
+ROUNDS_TO_FP32 = ("cohere norms", "llama4_text")  # the library's own rotary embeddings and norms do
 LAYOUTS: dict[str, dict[str, Any]] = {
     "TP2+SP x PP2": {"tp": 2, "pp": 2, "sequence_parallel": True},
     "TP2+SP x ZeRO-3": {"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True},

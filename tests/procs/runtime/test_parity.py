@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from family_samples import EXPERT_FAMILIES, FAMILIES, UNEVEN, family_config, stored_views
-from layouts import batch_of, make_engine, split, tiny_config
+from family_samples import FAMILIES, UNEVEN, family_config, stored_views
+from layouts import batch_of, gradient_parts, make_engine, split, strictly, tiny_config
 from ranks import run_ranks
 
 from triptych.errors import ModelError
@@ -21,43 +21,56 @@ from triptych.plan.plan import Plan
 from triptych.runtime.build.zoo import ALLOWED, skeleton
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "one process": {},
     "TP2+SP": {"tp": 2, "sequence_parallel": True},
     "PP2": {"pp": 2},
-    "PP2 TP2 recomputed": {"pp": 2, "tp": 2, "recompute": "full"},
+    "ZeRO-3": {"dp": 2, "zero": 3},
+    "CP2": {"cp": 2},
+    "CP2 Ulysses": {"cp": 2, "context_method": "ulysses"},
 }
+EXPERT_LAYOUTS: dict[str, dict[str, Any]] = {
+    "EP2": {"dp": 2, "ep": 2},
+    "CP2 EP2": {"cp": 2, "ep": 2},
+}
+ON_FOUR = {"pp": 2, "tp": 2, "recompute": "full"}
+LENGTH = 24
+
+Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Reference:
-    """What the stock library gives: loss, gradients, and the weights that both start from."""
+class Step:
+    """What the stock library or one layout gives: loss, gradients, and the weights before."""
 
     loss: float
-    gradients: dict[str, Any]
-    weights: dict[str, torch.Tensor]
+    gradients: Tensors
+    weights: Tensors
 
 
-def _stock(config: dict[str, Any]) -> Reference:
-    """The stock library with eager attention, whatever mask it makes, from our first weights."""
-    weights = _whole([_ours(Plan.uniform(4, microbatch=2), config)], 4)
+def _stock(config: dict[str, Any]) -> Step:
+    """The stock library with eager attention, whatever mask it makes, from our first weights.
+
+    One process of ours is compared in passing.
+    """
+    ours = _whole([_parts(Plan.uniform(4, microbatch=2), config)])
     settings = {k: v for k, v in copy.deepcopy(config).items() if k != "model_type"}
     hf_config = transformers.AutoConfig.for_model(config["model_type"], **settings)
     model = transformers.AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
     family = FAMILY_ROWS[config["model_type"]]
     parameters = stored_views(model, family, lambda parameter: parameter)
-    assert parameters.keys() == weights.keys()
+    assert parameters.keys() == ours.weights.keys()
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+            parameter.copy_(ours.weights[name])
     _bend_choices(model.named_buffers())
-    rows = batch_of(0, 4, 24, config["vocab_size"])
+    rows = batch_of(0, 4, LENGTH, config["vocab_size"])
     ids, labels = (torch.stack([row[i] for row in rows]) for i in (0, 1))
     logits = model(input_ids=ids).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     loss.backward()
     gradients = stored_views(model, family, lambda parameter: parameter.grad)
-    gradients = {name: gradient.numpy() for name, gradient in gradients.items()}
-    return Reference(float(loss.detach()), gradients, weights)
+    stock = Step(float(loss.detach()), gradients, ours.weights)
+    _assert_equal(ours, stock, "one process")
+    return Step(stock.loss, _arrays(gradients), _arrays(ours.weights))
 
 
 def _bend_choices(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -69,86 +82,106 @@ def _bend_choices(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
             )
 
 
+def _arrays(tensors: Tensors) -> Any:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
 @functools.cache
-def _reference(family: str, uneven: bool) -> Reference:
-    return run_ranks(1, _stock, family_config(family, uneven))[0]
+def _reference(case: str, uneven: bool) -> Step:
+    stock = run_ranks(1, _stock, family_config(case, uneven))[0]
+    gradients, weights = (
+        {name: torch.from_numpy(array) for name, array in arrays.items()}
+        for arrays in (stock.gradients, stock.weights)
+    )
+    return Step(stock.loss, gradients, weights)
 
 
-def _ours(plan: Plan, config: dict[str, Any]) -> Any:
-    """Loss, gradients and weights of this rank: (name, box, values)."""
+def _parts(plan: Plan, config: dict[str, Any], place: int = 0) -> Any:
+    """Loss, weights and gradients of this rank: (kind, name, shape, box, values)."""
     engine = make_engine(plan, config)
-    _bend_choices((shard.name, shard.tensor) for shard in engine.shards())
-    rows = batch_of(0, 4, 24, config["vocab_size"])
+    strictly(place)
+    shards = engine.shards()
+    _bend_choices((shard.name, shard.tensor) for shard in shards)
+    rows = batch_of(0, 4, LENGTH, config["vocab_size"])
     microbatches = split(rows, plan, engine.mesh.coordinates)
+    names = {slot.name for slot in engine.buckets.slots}
+    weights = [
+        (s.kind, s.name, s.shape, s.box, s.tensor.detach().clone().numpy())
+        for s in shards
+        if s.kind == "weight" and s.name in names
+    ]
     part, _ = engine.gradients(microbatches)
     loss = float(engine.mesh.world.all_reduce(part.clone()))
-    slots = engine.buckets.slots
-    return loss, [
-        (s.name, s.shape, s.box, s.gradient.clone().numpy(), s.value.clone().numpy()) for s in slots
-    ]
+    return loss, weights + gradient_parts(engine)
 
 
-def _whole(answers: list[Any], index: int) -> dict[str, torch.Tensor]:
-    whole: dict[str, torch.Tensor] = {}
+def _parts_of_all(plans: dict[str, Plan], config: dict[str, Any]) -> dict[str, Any]:
+    """The same of several plans for as many ranks, every other one under strict comm."""
+    return {name: _parts(plan, config, i) for i, (name, plan) in enumerate(plans.items())}
+
+
+def _whole(answers: list[Any]) -> Step:
+    whole: dict[str, Tensors] = {"weight": {}, "gradient": {}}
     for _, parts in answers:
-        for part in parts:
-            name, shape, box = part[:3]
-            target = whole.setdefault(name, torch.zeros(shape))
-            target[tuple(slice(a, b) for a, b in box)] = torch.from_numpy(part[index])
-    return whole
+        for kind, name, shape, box, values in parts:
+            target = whole[kind].setdefault(name, torch.full(shape, float("nan")))
+            target[tuple(slice(a, b) for a, b in box)] = torch.from_numpy(values)
+    return Step(answers[0][0], whole["gradient"], whole["weight"])
 
 
-def _assert_parity(family: str, uneven: bool, layout: dict[str, Any]) -> None:
-    expected = _reference(family, uneven)
-    plan = Plan.uniform(4, microbatch=2, **layout)
-    answers = run_ranks(plan.world_size, _ours, plan, family_config(family, uneven))
-    for name, weight in _whole(answers, 4).items():
-        assert torch.equal(weight, expected.weights[name]), name
-    assert abs(answers[0][0] - expected.loss) < 1e-5
-    ours = _whole(answers, 3)
-    assert ours.keys() == expected.gradients.keys()
+def _assert_equal(ours: Step, expected: Step, layout: str) -> None:
+    for name, weight in ours.weights.items():
+        assert torch.equal(weight, expected.weights[name]), (layout, name)
+    assert abs(ours.loss - expected.loss) < 1e-5, layout
+    assert ours.gradients.keys() == expected.gradients.keys()
     for name, gradient in expected.gradients.items():
-        scale = max(1e-2, float(abs(gradient).max()))
+        scale = max(1e-2, float(gradient.abs().max()))
         torch.testing.assert_close(
-            ours[name],
-            torch.from_numpy(gradient),
+            ours.gradients[name],
+            gradient,
             rtol=1e-4,
             atol=1e-4 * scale,
-            msg=lambda text, name=name: f"{name}: {text}",
+            msg=lambda text, name=name: f"{layout}, {name}: {text}",
         )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_stage_equals_the_stock_model(family: str, layout: str) -> None:
-    _assert_parity(family, False, LAYOUTS[layout])
+def _assert_parity(case: str, uneven: bool, layouts: dict[str, dict[str, Any]]) -> None:
+    """Layouts of as many ranks, in one fork of them, against the stock library."""
+    config = family_config(case, uneven)
+    plans = {name: Plan.uniform(4, microbatch=2, **settings) for name, settings in layouts.items()}
+    (world,) = {plan.world_size for plan in plans.values()}
+    answers = run_ranks(world, _parts_of_all, plans, config)
+    for name in plans:
+        _assert_equal(_whole([answer[name] for answer in answers]), _reference(case, uneven), name)
 
 
-@pytest.mark.parametrize("family", UNEVEN)
-def test_three_kv_heads_on_two_ranks_equal_the_stock_model(family: str) -> None:
-    _assert_parity(family, True, LAYOUTS["TP2+SP"])
+def _first_cases() -> list[str]:
+    """One case of each family."""
+    firsts: dict[str, str] = {}
+    for case in FAMILIES:
+        firsts.setdefault(family_config(case)["model_type"], case)
+    return list(firsts.values())
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "olmo2", "glm4", "gemma2", "cohere norms"])
-def test_kv_heads_that_two_ranks_share_equal_the_stock_model(family: str) -> None:
-    _assert_parity(family, False, {"tp": 4, "sequence_parallel": True})
+@pytest.mark.parametrize("case", FAMILIES)
+def test_one_process_and_every_layout_of_two_ranks_equal_the_stock_model(case: str) -> None:
+    has_experts = FAMILY_ROWS[family_config(case)["model_type"]].experts is not None
+    _assert_parity(case, False, LAYOUTS | (EXPERT_LAYOUTS if has_experts else {}))
 
 
-CONTEXT_FAMILIES = [
-    *("llama", "qwen3", "gpt_neox", "gpt2", "phi3", "olmo2", "granite", "glm4", "cohere norms"),
-    *("mistral window", "qwen2 window", "gemma2", "gemma3_text", "smollm3", "starcoder2"),
-]
+@pytest.mark.parametrize("case", _first_cases())
+def test_stages_of_two_recomputing_ranks_equal_the_stock_model(case: str) -> None:
+    _assert_parity(case, False, {"PP2 TP2 recomputed": ON_FOUR})
 
 
-@pytest.mark.parametrize("family", CONTEXT_FAMILIES)
-def test_two_context_ranks_equal_the_stock_model(family: str) -> None:
-    _assert_parity(family, False, {"cp": 2})
+@pytest.mark.parametrize("case", UNEVEN)
+def test_three_kv_heads_on_two_ranks_equal_the_stock_model(case: str) -> None:
+    _assert_parity(case, True, {"TP2+SP": LAYOUTS["TP2+SP"]})
 
 
-@pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2}, {"cp": 2, "ep": 2}], ids=str)
-@pytest.mark.parametrize("family", EXPERT_FAMILIES)
-def test_experts_on_two_ranks_equal_the_stock_model(family: str, layout: dict[str, Any]) -> None:
-    _assert_parity(family, False, layout)
+@pytest.mark.parametrize("case", ["llama", "phi3", "olmo2", "glm4", "gemma2", "gpt_oss"])
+def test_kv_heads_that_two_ranks_share_equal_the_stock_model(case: str) -> None:
+    _assert_parity(case, False, {"TP4+SP": {"tp": 4, "sequence_parallel": True}})
 
 
 def test_every_allowed_family_has_a_parity_case() -> None:

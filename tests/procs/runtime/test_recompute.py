@@ -139,6 +139,25 @@ def test_selective_recomputation_keeps_no_scores(dtype: str) -> None:
     assert saved > counted["none"] / 3
 
 
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_context_ranks_that_drop_weights_keep_the_bytes_that_are_priced(method: str) -> None:
+    config, length = tiny_config(attention_dropout=0.1), 64
+    degrees = {"cp": 2, "context_method": method}
+    plans = {n: Plan.uniform(n, **degrees) for n in (2, 4)}  # layers
+
+    def body() -> int:
+        kept = {
+            n: _kept_bytes(plan, {**config, "num_hidden_layers": n}, length // 2)
+            for n, plan in plans.items()
+        }
+        return kept[4] - kept[2]
+
+    work = Workload(sequence_length=length, global_batch=1)
+    pricer = Pricer(from_config(config, "tiny"), parse_cluster("1x2xcpu"), work)
+    priced = 2 * pricer.piece(0, Setting.of(plans[4])).saved_bytes
+    assert run_ranks(2, body) == pytest.approx([priced] * 2, rel=0.05)
+
+
 def test_every_second_layer_is_recomputed_whatever_the_stages() -> None:
     config = tiny_config()
 

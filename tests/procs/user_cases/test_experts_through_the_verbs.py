@@ -23,6 +23,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "decoder_sparse_step": 2,
     },
+    "gpt_oss": {"model_type": "gpt_oss", **EXPERTS, "head_dim": 16, "sliding_window": 8},
+    "llama4_text": {
+        "model_type": "llama4_text",
+        **EXPERTS,
+        "head_dim": 16,
+        "intermediate_size_mlp": 96,
+        "attention_chunk_size": 8,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layer_interval": 2,
+    },
 }
 SETTINGS = ("--set", "train.steps=4", "checkpoint.every=2", "moe.aux_loss=0.01", "moe.z_loss=0.001")
 

@@ -151,6 +151,13 @@ def test_a_plan_without_stages_and_degrees_below_one_are_told_without_a_crash() 
     assert "chunks = 0" in str(verify(Plan.uniform(4).with_(chunks=0), make_model())[0])
 
 
+def test_an_optimizer_of_whole_matrices_needs_them_whole() -> None:
+    workload = replace(work(8), optimizer="muon")
+    assert verify(Plan.uniform(4, dp=2, zero=1), make_model(), workload=workload) == []
+    problem = only(verify(Plan.uniform(4, dp=2, tp=2), make_model(), workload=workload))
+    assert "optimizer=muon with tp=2" in problem.what and "tp=1" in problem.works
+
+
 def test_a_world_that_is_not_the_cluster_shows_the_equation_and_the_data_degree() -> None:
     cluster = make_cluster(8)
     problem = only(verify(Plan.uniform(4, tp=2, pp=2, dp=3), make_model(), cluster, work(12)))

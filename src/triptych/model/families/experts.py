@@ -1,6 +1,8 @@
-"""Families with experts: Mixtral, Qwen MoE, OLMoE, GPT-OSS, DeepSeek's with latent attention."""
+"""Families with experts: Mixtral, Qwen MoE, OLMoE, GPT-OSS, Llama 4, DeepSeek's with latents."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from triptych.model.families.trunk import (
     Trunk,
@@ -8,6 +10,7 @@ from triptych.model.families.trunk import (
     grouped,
     layer_windows,
     read_trunk,
+    rotary_layers,
     with_windows,
 )
 from triptych.model.keys import ConfigKeys
@@ -120,6 +123,54 @@ def gpt_oss(keys: ConfigKeys) -> Model:
     )
     blocks = [Block(attention=layer, mlp=experts) for layer in with_windows(attention, windows)]
     return assemble(keys, trunk, blocks, positions=131072)
+
+
+def llama4(keys: ConfigKeys) -> Model:
+    """Llama 4 (text): experts in every `interleave_moe_layer_step`-th layer, one of them shared.
+
+    Layers that rotate see chunks and norm their heads without weights; the others see everything,
+    with queries scaled by their position.
+    """
+    trunk = read_trunk(keys)
+    bias, normed = keys.flag("attention_bias"), keys.flag("use_qk_norm", True)
+    tempered = keys.flag("attn_temperature_tuning", True)
+    plain = grouped(keys, trunk, kv_heads=8, head_dim=128, qkv_bias=bias, out_bias=bias)
+    rotary = rotary_layers(keys, trunk)
+    chunk = keys.optional_count("attention_chunk_size", default=8192)
+    chunks = layer_windows(keys, trunk, chunk, rotary.__getitem__, "chunked_attention")
+    kinds = {
+        kind: replace(
+            plain,
+            rotary=kind[0],
+            chunk=kind[1],
+            qk_norm=normed and kind[0],
+            qk_norm_kind="unweighted",
+            tempered=tempered and not kind[0],
+        )
+        for kind in set(zip(rotary, chunks, strict=True))
+    }
+    width = keys.count("intermediate_size")
+    experts = Experts(
+        count=keys.count("num_local_experts", "num_experts", default=16),
+        top_k=keys.count("num_experts_per_tok", default=1),
+        width=width,
+        shared_width=width,
+    )
+    dense = Mlp(width=keys.count("intermediate_size_mlp", default=16384))
+    sparse = _llama4_sparse_layers(keys, trunk)
+    blocks = [
+        Block(attention=kinds[kind], mlp=experts if index in sparse else dense)
+        for index, kind in enumerate(zip(rotary, chunks, strict=True))
+    ]
+    return assemble(keys, trunk, blocks, positions=131072)
+
+
+def _llama4_sparse_layers(keys: ConfigKeys, trunk: Trunk) -> set[int]:
+    """The layers with experts: as listed, else every n-th."""
+    step = keys.count("interleave_moe_layer_step", default=1)
+    if keys.has("moe_layers"):
+        return set(keys.layer_indices("moe_layers"))
+    return set(range(step - 1, trunk.layers, step))
 
 
 def deepseek_v2(keys: ConfigKeys) -> Model:

@@ -11,6 +11,7 @@ from triptych.model.families.trunk import (
     grouped,
     layer_windows,
     read_trunk,
+    rotary_layers,
     with_windows,
 )
 from triptych.model.keys import ConfigKeys
@@ -151,7 +152,7 @@ def smollm3(keys: ConfigKeys) -> Model:
     trunk = read_trunk(keys)
     bias = keys.flag("attention_bias")
     attention = grouped(keys, trunk, kv_heads=4, qkv_bias=bias, out_bias=bias)
-    rotary = _rotary_layers(keys, trunk)
+    rotary = rotary_layers(keys, trunk)
     used = keys.optional_count("sliding_window") if keys.flag("use_sliding_window") else None
     windows = layer_windows(keys, trunk, used, lambda index: not rotary[index])
     mlp = Mlp(width=keys.count("intermediate_size"), bias=keys.flag("mlp_bias"))
@@ -161,19 +162,6 @@ def smollm3(keys: ConfigKeys) -> Model:
     }
     blocks = [kinds[kind] for kind in zip(windows, rotary, strict=True)]
     return assemble(keys, trunk, blocks, tied=True, positions=32768)
-
-
-def _rotary_layers(keys: ConfigKeys, trunk: Trunk) -> list[bool]:
-    """Which layers rotate: `no_rope_layers` says 1 for those, else all but every n-th do."""
-    stated = keys.layer_indices("no_rope_layers")
-    if not stated:
-        interval = keys.count("no_rope_layer_interval", default=4)
-        return [(index + 1) % interval != 0 for index in range(trunk.layers)]
-    if len(stated) != trunk.layers:
-        rule = f"a list of num_hidden_layers = {trunk.layers} entries"
-        keys.wrong("no_rope_layers", stated, rule)
-        return [True] * trunk.layers
-    return [bool(flag) for flag in stated]
 
 
 def cohere(keys: ConfigKeys) -> Model:

@@ -81,18 +81,38 @@ def with_windows(attention: Attention, windows: Sequence[int | None]) -> list[At
 
 
 def layer_windows(
-    keys: ConfigKeys, trunk: Trunk, window: int | None, is_sliding: Callable[[int], bool]
+    keys: ConfigKeys,
+    trunk: Trunk,
+    window: int | None,
+    is_local: Callable[[int], bool],
+    kind: str = "sliding_attention",
 ) -> list[int | None]:
-    """The window of each layer by `layer_types`, else by the family's rule."""
+    """The window (or chunk) of each layer by `layer_types`, else by the family's rule.
+
+    `kind` is what the family calls layers that have one.
+    """
     types = keys.words("layer_types")
     if not types:
-        return [window if is_sliding(index) else None for index in range(trunk.layers)]
+        return [window if is_local(index) else None for index in range(trunk.layers)]
     if len(types) != trunk.layers:
         keys.wrong("layer_types", types, f"a list of num_hidden_layers = {trunk.layers} entries")
         return [None] * trunk.layers
-    for unknown in sorted(set(types) - {"sliding_attention", "full_attention"}):
-        keys.wrong("layer_types", unknown, "made of sliding_attention and full_attention")
-    return [window if kind == "sliding_attention" else None for kind in types]
+    for unknown in sorted(set(types) - {kind, "full_attention"}):
+        keys.wrong("layer_types", unknown, f"made of {kind} and full_attention")
+    return [window if each == kind else None for each in types]
+
+
+def rotary_layers(keys: ConfigKeys, trunk: Trunk) -> list[bool]:
+    """Which layers rotate: `no_rope_layers` says 1 for those, else all but every n-th do."""
+    stated = keys.layer_indices("no_rope_layers")
+    if not stated:
+        interval = keys.count("no_rope_layer_interval", default=4)
+        return [(index + 1) % interval != 0 for index in range(trunk.layers)]
+    if len(stated) != trunk.layers:
+        rule = f"a list of num_hidden_layers = {trunk.layers} entries"
+        keys.wrong("no_rope_layers", stated, rule)
+        return [True] * trunk.layers
+    return [bool(flag) for flag in stated]
 
 
 def assemble(

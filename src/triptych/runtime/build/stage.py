@@ -19,7 +19,7 @@ from torch.nn import functional
 from triptych.model.model import Model
 from triptych.plan.families import Family, family_of
 from triptych.plan.plan import Plan, part
-from triptych.runtime.attention import split_sequence
+from triptych.runtime.attention import describe_attention, split_sequence
 from triptych.runtime.build.zoo import stored_buffers
 from triptych.runtime.context.tiles import Documents
 from triptych.runtime.expert.balance import ROUTED, Balancer, Routed, RouterSettings
@@ -127,8 +127,9 @@ class StageModule(nn.Module):
             if self._tensor.size > 1:
                 shard_layer(layer, family, self._tensor, self._sequence_parallel)
                 set_heads(layer, model, self._tensor)
+            attention = layer.get_submodule(family.attention)
+            describe_attention(attention, model.blocks[index].attention)
             if self._context.size > 1:
-                attention = layer.get_submodule(family.attention)
                 split_sequence(attention, self._context, self._context_method)
             if self._plan.recomputes(index):
                 self._recompute(layer)
@@ -144,6 +145,7 @@ class StageModule(nn.Module):
         experts = experts_of(layer, self._family)
         assert experts is not None and self._family.experts is not None
         experts.keep(self._expert)
+        experts.may_drop = self._router.capacity_factor is not None
         balancer = Balancer(
             index,
             self._router,
@@ -153,7 +155,8 @@ class StageModule(nn.Module):
             context=self._context,
         )
         attention = layer.get_submodule(self._family.attention)
-        balancer.attach(attention, layer.get_submodule(f"{self._family.experts}.gate"))
+        router = f"{self._family.experts}.{self._family.router}"
+        balancer.attach(attention, layer.get_submodule(router))
 
     def to_device(self, device: torch.device) -> None:
         """Moves or makes buffers: frequencies, and those that are loaded.
@@ -225,6 +228,7 @@ class StageModule(nn.Module):
             cache=cache,
             use_cache=cache is not None,
             documents=documents,  # the library hands it on to our attention
+            positions=positions_BS,  # and this
             **more,
         )
         hidden: torch.Tensor = output.last_hidden_state

@@ -24,7 +24,7 @@ class WideRMSNorm(nn.Module):
         assert isinstance(weight, nn.Parameter)
         self.weight = weight
         self.offset = offset
-        self.variance_epsilon = norm.eps if offset else norm.variance_epsilon
+        self.variance_epsilon = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x / rms(x) * scale along the last dimension."""
@@ -83,7 +83,10 @@ class WideGroupRouter(nn.Module):
 
 
 def widen(causal_lm: nn.Module) -> None:
-    """Replaces every RMSNorm and router of the library by ours, in place, keeping parameters."""
+    """Replaces every RMSNorm and router of the library by ours, in place, keeping parameters.
+
+    A router with a bias (GPT-OSS) does not round.
+    """
     config = causal_lm.config
     assert isinstance(config, PreTrainedConfig)
     offset = 1.0 - family_of(config.model_type).norm_start
@@ -91,7 +94,7 @@ def widen(causal_lm: nn.Module) -> None:
         parent, _, child = name.rpartition(".")
         if type(module).__name__.endswith("RMSNorm"):
             causal_lm.get_submodule(parent).add_module(child, WideRMSNorm(module, offset))
-        elif type(module).__name__.endswith("TopKRouter"):
+        elif type(module).__name__.endswith("TopKRouter") and not hasattr(module, "bias"):
             causal_lm.get_submodule(parent).add_module(child, WideRouter(module))
         elif type(module).__name__.endswith("TopkRouter"):
             causal_lm.get_submodule(parent).add_module(child, WideGroupRouter(module))

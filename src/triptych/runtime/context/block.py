@@ -22,6 +22,7 @@ class Scores(NamedTuple):
 
     `window` w lets a token see itself and the w - 1 before it. `softcap` c bends scores to
     c x tanh(scores / c). `sinks` [H] are scores of a key without value, which only takes weight.
+    With a `chunk` of n tokens a document is seen as documents of n tokens each.
     """
 
     scale: float
@@ -29,6 +30,7 @@ class Scores(NamedTuple):
     softcap: float | None = None
     documents: Documents | None = None
     sinks: torch.Tensor | None = None
+    chunk: int | None = None
 
 
 class Attended(NamedTuple):

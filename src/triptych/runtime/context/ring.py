@@ -27,7 +27,7 @@ import torch
 from triptych.plan.context import Reach
 from triptych.runtime.comm import Communicator, Pending
 from triptych.runtime.context.block import Attended, Scores, attend, attend_backward, merge
-from triptych.runtime.context.tiles import Sight, Tile, reaches, tiles
+from triptych.runtime.context.tiles import Sight, Tile, in_chunks, reaches, tiles
 
 MASKED_QUERIES = 256
 """Queries of a tile with a window or written-out scores: bounds its mask and its scores."""
@@ -51,7 +51,7 @@ def ring_attention(
     sight = Sight(
         length=length,
         size=size,
-        documents=scores.documents,
+        documents=in_chunks(scores.documents, length, scores.chunk),
         window=window,
         most=MASKED_QUERIES if is_masked else None,
     )

@@ -21,7 +21,10 @@ from typing import NamedTuple
 from triptych.plan.context import Piece, Reach, pieces
 
 Documents = tuple[tuple[int, ...], ...]
-"""For each row of a micro-batch the lengths of its documents, in order; they fill the row."""
+"""For each row of a micro-batch the lengths of its documents, in order; they fill the row.
+
+One row's are those of all rows.
+"""
 
 
 class Sight(NamedTuple):
@@ -35,6 +38,18 @@ class Sight(NamedTuple):
     documents: Documents | None = None
     window: int | None = None
     most: int | None = None
+
+
+@lru_cache(maxsize=1024)
+def in_chunks(documents: Documents | None, length: int, chunk: int | None) -> Documents | None:
+    """Documents of at most `chunk` tokens: those of rows of `length` tokens, cut from the left."""
+    if chunk is None or (documents is None and length <= chunk):
+        return documents
+    rows = documents or ((length,),)
+    return tuple(
+        tuple(min(chunk, size - start) for size in row for start in range(0, size, chunk))
+        for row in rows
+    )
 
 
 class Tile(NamedTuple):
@@ -79,7 +94,8 @@ def tiles(sight: Sight, mine: int, theirs: int) -> tuple[Tile, ...]:
     queries, keys = (pieces(sight.length, sight.size, rank) for rank in (mine, theirs))
     pairs = [(q, k) for q in queries for k in keys if k.start <= q.start]
     pairs.sort(key=lambda pair: pair[0].start != pair[1].start)  # those that are first, first
-    rows = [(None, (sight.length,))] if sight.documents is None else enumerate(sight.documents)
+    documents = sight.documents or ((sight.length,),)
+    rows = enumerate(documents) if len(documents) > 1 else [(None, documents[0])]
     return tuple(
         tile
         for row, lengths in rows

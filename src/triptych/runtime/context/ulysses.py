@@ -11,6 +11,7 @@ Cost: (c-1)/c of the rank's q, k, v and outputs sent per rank, forward and again
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,11 +27,12 @@ def ulysses_attention(
     v_BKsD: torch.Tensor,
     scores: Scores,
     comm: Communicator,
+    attend: Callable[..., torch.Tensor] = whole_attention,
 ) -> torch.Tensor:
     """Causal attention over the sequence of all context ranks; [B, H, s, D] of this rank's tokens.
 
     The s tokens of a rank are a part of the row in order. Query heads divide by the ranks:
-    h = H / c of them are this rank's.
+    h = H / c of them are this rank's, to which it runs `attend`.
     """
     copies = max(1, comm.size // k_BKsD.shape[1])
     if copies > 1:
@@ -38,7 +40,7 @@ def ulysses_attention(
     if scores.sinks is not None:
         scores = scores._replace(sinks=scores.sinks.chunk(comm.size)[comm.index])
     q_BhSD, k_BkSD, v_BkSD = _tokens_for_heads((q_BHsD, k_BKsD, v_BKsD), comm)
-    return _heads_for_tokens(whole_attention(q_BhSD, k_BkSD, v_BkSD, scores), comm)
+    return _heads_for_tokens(attend(q_BhSD, k_BkSD, v_BkSD, scores), comm)
 
 
 def _tokens_for_heads(

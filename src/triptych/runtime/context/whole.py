@@ -18,8 +18,8 @@ def whole_attention(
     S x S, and what a window or a border hides is not computed.
     """
     length = q_BHSD.shape[2]
-    is_plain = scores.window is None or scores.window >= length
-    if not is_plain or any(x is not None for x in scores[2:]):
+    is_local = min(scores.window or length, scores.chunk or length) < length
+    if is_local or any(x is not None for x in (scores.softcap, scores.documents, scores.sinks)):
         return ring_attention(q_BHSD, k_BKSD, v_BKSD, scores)
     return scaled_dot_product_attention(
         q_BHSD,

@@ -44,6 +44,7 @@ class Bucket:
         gradients: torch.dtype,
         reduction: torch.dtype,
         device: torch.device,
+        keeps_whole: bool = False,
     ) -> None:
         self.slots = tuple(slots)
         self.trains = slots[0].trains
@@ -51,7 +52,10 @@ class Bucket:
         self.is_late = slots[0].stage is None
         self.sharding = sharding
         self._reduction = reduction
-        self.elements = padded(_lay_out(slots), sharding.shard.size)
+        # As a forward uses them: experts of a layer then lie one behind the other.
+        in_order = self.slots[::-1]
+        lay_out = _deal if keeps_whole else _lay_out
+        self.elements = padded(lay_out(in_order, sharding.shard.size), sharding.shard.size)
         size = self.elements // sharding.shard.size
         self.start = sharding.shard.index * size
         self.stop = self.start + size
@@ -239,13 +243,31 @@ def padded(elements: int, shards: int) -> int:
     return -(-elements // unit) * unit
 
 
-def _lay_out(slots: Sequence[Slot]) -> int:
+def _lay_out(slots: Sequence[Slot], shards: int = 1) -> int:
     """Gives each slot its offset; the elements that they take together."""
+    del shards  # wherever these end
     end = 0
     for slot in slots:
         slot.offset = end
         end += -(-slot.elements // ALIGNMENT) * ALIGNMENT
     return end
+
+
+def _deal(slots: Sequence[Slot], shards: int) -> int:
+    """Gives each slot its offset, none on two shards; the elements of all shards together.
+
+    The largest slots first, each to the shard with the least.
+    """
+    ends = [0] * shards
+    owners = {}
+    for slot in sorted(slots, key=lambda slot: -slot.elements):
+        owner = min(range(shards), key=ends.__getitem__)
+        owners[id(slot)], slot.offset = owner, ends[owner]
+        ends[owner] += -(-slot.elements // ALIGNMENT) * ALIGNMENT
+    size = padded(max(ends) * shards, shards) // shards
+    for slot in slots:
+        slot.offset += owners[id(slot)] * size
+    return size * shards
 
 
 def _occupy(flat: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 from torch import nn
@@ -29,6 +30,8 @@ class GradientBuckets:
         slots: in the order in which the backward finishes them.
         shardings: what is divided among whom, of dense parameters and of experts.
         unit_of: the unit of a slot: with divided values no bucket holds slots of two.
+        whole: slots that no shard may cut, if there are such.
+        together: what a bucket holds all slots of, whatever its size; None: nothing.
         bucket_bytes: bytes of gradients after which a bucket is closed.
         values, gradients, reduction: dtypes of what is kept, and of gradients that travel.
 
@@ -40,6 +43,8 @@ class GradientBuckets:
         shardings: Shardings,
         unit_of: Callable[[Slot], Hashable],
         *,
+        whole: Callable[[Slot], bool] = lambda _: False,
+        together: Callable[[Slot], Hashable] | None = None,
         bucket_bytes: int,
         values: torch.dtype,
         gradients: torch.dtype,
@@ -48,13 +53,19 @@ class GradientBuckets:
     ) -> None:
         capacity = max(1, bucket_bytes // gradients.itemsize)
         groups: list[list[Slot]] = []
-        for sharding in dict.fromkeys(shardings):
-            mine = [slot for slot in slots if shardings.of_slot(slot) == sharding]
+        for sharding, is_whole in product(dict.fromkeys(shardings), (False, True)):
+            mine = [
+                slot
+                for slot in slots
+                if shardings.of_slot(slot) == sharding and whole(slot) == is_whole
+            ]
+            room = _room(mine, sharding.shard.size) if is_whole else 0
             by_unit = sharding.divides_values
-            groups += _by_unit(mine, unit_of) if by_unit else _by_size(mine, capacity)
+            by_size = partial(_by_size, capacity=max(capacity, room), together=together or _alone)
+            groups += _by_unit(mine, unit_of) if by_unit else by_size(mine)
         make = partial(Bucket, values=values, gradients=gradients, reduction=reduction)
         self.buckets = [
-            make(group, shardings.of_slot(group[0]), device=device)
+            make(group, shardings.of_slot(group[0]), device=device, keeps_whole=whole(group[0]))
             for group in _as_completed(slots, groups)
         ]
         self.trained = [bucket for bucket in self.buckets if bucket.trains]
@@ -177,7 +188,7 @@ class _WeightSink:
     ) -> None:
         self._slot, self._bucket, self._arrived = slot, bucket, arrived
         self._is_product = is_product
-        self.add_product, self.add_rows = slot.add_product, slot.add_rows
+        self.add, self.add_product, self.add_rows = slot.add, slot.add_product, slot.add_rows
 
     def arrive(self) -> None:
         """This micro-batch's part is in the slot."""
@@ -188,15 +199,29 @@ class _WeightSink:
 # ---- from slots to buckets ---------------------------------------------------------------------
 
 
-def _by_size(slots: Sequence[Slot], capacity: int) -> list[list[Slot]]:
+def _by_size(
+    slots: Sequence[Slot], capacity: int, together: Callable[[Slot], Hashable]
+) -> list[list[Slot]]:
     """Buckets of about `capacity` elements."""
     kinds: dict[Hashable, list[list[Slot]]] = {}
     for slot in slots:
         groups = kinds.setdefault(_kind(slot), [[]])
-        if groups[-1] and sum(s.elements for s in groups[-1]) + slot.elements > capacity:
+        last = groups[-1]
+        is_full = sum(s.elements for s in last) + slot.elements > capacity
+        leaves = bool(last) and together(last[-1]) != together(slot)
+        if last and (leaves or (is_full and together(slot) is None)):
             groups.append([])
         groups[-1].append(slot)
     return [group for groups in kinds.values() for group in groups if group]
+
+
+def _room(slots: Sequence[Slot], shards: int) -> int:
+    """Elements of a bucket that can be dealt to shards whole, with at most a quarter of padding."""
+    return 4 * shards * max((slot.elements for slot in slots), default=0)
+
+
+def _alone(_: Slot) -> None:
+    return None
 
 
 def _by_unit(slots: Sequence[Slot], unit_of: Callable[[Slot], Hashable]) -> list[list[Slot]]:

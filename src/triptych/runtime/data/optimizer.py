@@ -1,5 +1,7 @@
 """AdamW on the part of each bucket that this rank updates, with clipping folded into the step.
 
+With Muon, buckets of matrices are dealt to the ranks in whole matrices, and updated by `muon.py`.
+
 The update runs on pieces of this rank's shards. Gradient scaling and the non-finite guard go into
 the fused kernel as tensors: the host never waits. Offloaded state lives in (pinned) host memory and
 visits the device bucket by bucket, so that one bucket's state is there at a time; the arithmetic is
@@ -14,35 +16,62 @@ from dataclasses import dataclass
 import torch
 from torch.optim.adamw import adamw
 
+from triptych.errors import PlanError
+from triptych.plan.layout import box_shape
+from triptych.plan.matrices import MUON, optimizer_problems
 from triptych.plan.plan import Plan
 from triptych.runtime.data.bucket import Bucket
 from triptych.runtime.data.buckets import GradientBuckets
+from triptych.runtime.data.muon import Matrix, update_matrices
 from triptych.runtime.data.pieces import Piece, pieces_of, shards_of
+from triptych.runtime.data.slot import Slot
 from triptych.runtime.precision import torch_dtype
 from triptych.runtime.shard import Shard
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter 2019) with global-norm clipping; `clip_norm` 0 means none."""
+    """AdamW (Loshchilov and Hutter 2019) with global-norm clipping; `clip_norm` 0 means none.
 
+    `name` muon: matrices of the layers have Muon with `momentum`, all else AdamW.
+    """
+
+    name: str = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
+    momentum: float = 0.95
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+
+    def require_possible(self, plan: Plan) -> None:
+        """Returns if a plan allows the optimizer. Raises PlanError otherwise."""
+        if problems := [*optimizer_problems(plan, self.name)]:
+            raise PlanError(problems)
+
+    def owns_whole(self, slot: Slot) -> bool:
+        """True for a parameter that one rank updates whole: a matrix under Muon."""
+        return self.name == MUON and slot.is_matrix and slot.trains
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class State:
     """What the optimizer keeps of a bucket's shard: flat tensors by kind.
 
-    `kept` holds the moments, and the master weights if they are a copy of their own.
+    `kept` holds the moments, and the master weights if they are a copy of their own. Matrices of
+    Muon have one moment, and need no count of steps.
     """
 
     bucket: Bucket
     pieces: Sequence[Piece]
     kept: dict[str, torch.Tensor]
     steps: list[torch.Tensor]
+
+    @property
+    def is_muon(self) -> bool:
+        """True for matrices of Muon."""
+        return "exp_avg_sq" not in self.kept
 
     def tensors(self, kept: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Everything that an update reads, on the device."""
@@ -75,10 +104,12 @@ class ShardedAdamW:
         if precision.has_master:
             kept["master"] = self._home(values, torch_dtype(precision.master))
             kept["master"].copy_(values)
-        for kind in ("exp_avg", "exp_avg_sq"):
+        pieces, is_muon = pieces_of(bucket), self._settings.owns_whole(bucket.slots[0])
+        for kind in _MOMENTS[:1] if is_muon else _MOMENTS:
             kept[kind] = self._home(values, torch_dtype(precision.moments))
-        pieces = pieces_of(bucket)
-        steps = torch.zeros(len(pieces), dtype=torch.float32, device=values.device)
+        steps = torch.zeros(
+            0 if is_muon else len(pieces), dtype=torch.float32, device=values.device
+        )
         return State(bucket=bucket, pieces=pieces, kept=kept, steps=list(steps.unbind()))
 
     def _home(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -172,6 +203,20 @@ class ShardedAdamW:
         found_inf: torch.Tensor,
     ) -> None:
         settings = self._settings
+        update_matrices(
+            [
+                matrix
+                for state, tensors in states
+                if state.is_muon
+                for matrix in _matrices(state, tensors)
+            ],
+            learning_rate=learning_rate,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            divisor=divisor,
+            found_inf=found_inf,
+        )
+        states = [(state, tensors) for state, tensors in states if not state.is_muon]
         for decays in (True, False):
             rows = list(_rows(states, decays))
             if not rows:
@@ -212,14 +257,23 @@ class ShardedAdamW:
 
     def shards(self) -> list[Shard]:
         """Live boxes of the moments, and of the master weights if they are a copy."""
-        kinds = ["exp_avg", "exp_avg_sq"] + ["master"] * self._precision.has_master
+        kinds = [*_MOMENTS] + ["master"] * self._precision.has_master
         return [
             shard
             for kind in kinds
             for state in self.states
+            if kind in state.kept
             for piece in state.pieces
             for shard in shards_of(piece, kind, state.kept[kind])
         ]
+
+
+def _matrices(state: State, tensors: dict[str, torch.Tensor]) -> Iterator[Matrix]:
+    """Master, gradient and momentum of each of a rank's matrices."""
+    for piece in state.pieces:
+        shape = box_shape(piece.slot.box)
+        kinds = ("master", "gradient", "exp_avg")
+        yield Matrix(*(tensors[kind][piece.here].view(shape) for kind in kinds))
 
 
 def _rows(

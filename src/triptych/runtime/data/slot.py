@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from triptych.plan.families import is_norm
-from triptych.plan.layout import Box, box_elements, expert_of
+from triptych.plan.layout import Box, box_elements, expert_of, layer_of
 
 
 class Sums(Protocol):
@@ -61,6 +61,11 @@ class Slot:
     def is_expert(self) -> bool:
         """True for a part of a routed expert."""
         return expert_of(self.name) is not None
+
+    @property
+    def is_matrix(self) -> bool:
+        """True for a matrix of a layer; embedding, positions and head are tables."""
+        return len(self.shape) == 2 and not is_norm(self.name) and layer_of(self.name) is not None
 
     @property
     def decays(self) -> bool:

@@ -40,7 +40,8 @@ class Routes:
     """How the rows of one layer and pass travel.
 
     Made of rows by other rank and expert there, those that it gets and those that it sends. `sent`
-    are rows by receiving rank, `counts` rows by expert of this rank.
+    are rows by receiving rank, `counts` rows by expert of this rank, `count_e` the same on the
+    device.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Routes:
         self.sent = [sum(row) for row in sent]
         self._arriving = [sum(row) for row in arriving]
         self.counts = [sum(column) for column in zip(*arriving, strict=True)]
+        self.count_e = arriving_re.sum(0)
         expert_re = torch.arange(len(self.counts), device=sent_re.device).repeat(comm.size)
         expert_M = expert_re.repeat_interleave(
             arriving_re.flatten(), output_size=sum(self._arriving)

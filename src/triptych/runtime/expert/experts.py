@@ -18,22 +18,24 @@ from triptych.plan.families import Family
 from triptych.plan.layout import expert_range
 from triptych.runtime.comm import Communicator
 from triptych.runtime.expert.exchange import Exchange
+from triptych.runtime.expert.gate import Gate, gate_of
+from triptych.runtime.expert.grouped import GroupedExperts, Kernel
+from triptych.runtime.expert.scaled import ScaledExperts
 
 
 class Expert(nn.Module):
     """down(act(gate(x)) * up(x)), as a dense gated MLP."""
 
-    def __init__(self, hidden: int, width: int, activation: nn.Module) -> None:
+    def __init__(self, hidden: int, width: int, bias: bool, gate: Gate) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, width, bias=False)
-        self.up_proj = nn.Linear(hidden, width, bias=False)
-        self.down_proj = nn.Linear(width, hidden, bias=False)
-        self._activation = [activation]  # a list: shared, not one of its submodules
+        self.gate_proj = nn.Linear(hidden, width, bias=bias)
+        self.up_proj = nn.Linear(hidden, width, bias=bias)
+        self.down_proj = nn.Linear(width, hidden, bias=bias)
+        self.gate = gate
 
     def forward(self, x_NH: torch.Tensor) -> torch.Tensor:
         """[N, H] to [N, H]; N may be zero."""
-        (activation,) = self._activation
-        y: torch.Tensor = self.down_proj(activation(self.gate_proj(x_NH)) * self.up_proj(x_NH))
+        y: torch.Tensor = self.down_proj(self.gate(self.gate_proj(x_NH), self.up_proj(x_NH)))
         return y
 
 
@@ -41,16 +43,27 @@ class Experts(nn.Module):
     """All experts of a layer, or those of this rank, under their numbers in the whole layer.
 
     An expert without a token runs on an empty input: its gradient is then zero, not missing, and
-    its bucket is told.
+    its bucket is told. With `scales_input` a token's weight multiplies what its expert sees, not
+    what it gives.
     """
 
-    def __init__(self, fused: Any) -> None:
+    def __init__(self, fused: Any, scales_input: bool = False) -> None:
         super().__init__()
         self.count: int = fused.num_experts
+        hidden = getattr(fused, "hidden_dim", None) or fused.hidden_size
+        width = getattr(fused, "intermediate_dim", None) or fused.intermediate_size
+        has_bias, gate = hasattr(fused, "down_proj_bias"), gate_of(fused)
         for index in range(self.count):
-            expert = Expert(fused.hidden_dim, fused.intermediate_dim, fused.act_fn)
-            self.add_module(str(index), expert)
+            self.add_module(str(index), Expert(hidden, width, has_bias, gate))
+        self._scales_input = scales_input
         self._exchange: Exchange | None = None
+        self._grouped: GroupedExperts | None = None
+        self.may_drop = False  # an index may stand for no expert
+
+    @property
+    def held(self) -> list[Expert]:
+        """Those of this rank, in order."""
+        return [expert for expert in self._modules.values() if isinstance(expert, Expert)]
 
     def keep(self, comm: Communicator) -> None:
         """Drops the experts of other ranks; tokens for those travel from now on."""
@@ -62,6 +75,15 @@ class Experts(nn.Module):
                 del self._modules[str(index)]
         self._exchange = Exchange(comm, self.count)
 
+    def group(self, kernel: Kernel) -> bool:
+        """Runs all experts in one product each from now on, if their weights lie for it."""
+        held: Any = self.held
+        names = ("gate_proj", "up_proj", "down_proj")
+        gate, up, down = ([getattr(expert, name) for expert in held] for name in names)
+        grouped = GroupedExperts(gate, up, down, held[0].gate, kernel)
+        self._grouped = grouped if grouped.is_possible else None
+        return grouped.is_possible
+
     def forward(
         self, hidden_TH: torch.Tensor, index_TK: torch.Tensor, weight_TK: torch.Tensor
     ) -> torch.Tensor:
@@ -72,22 +94,40 @@ class Experts(nn.Module):
         count_E = index_N.new_zeros(self.count + 1)  # the last: of rows that go nowhere
         count_E = count_E.scatter_add_(0, index_N, torch.ones_like(index_N))[: self.count]
         if self._exchange is None:
-            counts = count_E.tolist()  # the one wait for the device: how the rows are divided
-            order_N = order_N[: sum(counts)]
-            out_NH = self._run(hidden_TH[order_N // top_k], counts)
+            counts = None
+            if self._grouped is None or self.may_drop:
+                counts = count_E.tolist()  # the one wait for the device: how the rows are divided
+                order_N = order_N[: sum(counts)]
+            out_NH = self._run(self._seen(hidden_TH, order_N, weight_TK), count_E, counts)
         else:
             routes = self._exchange.routes(count_E)
             order_N = order_N[: sum(routes.sent)]
-            arrived_NH = routes.dispatch(hidden_TH[order_N // top_k])
-            out_NH = routes.combine(self._run(arrived_NH, routes.counts))
+            arrived_NH = routes.dispatch(self._seen(hidden_TH, order_N, weight_TK))
+            out_NH = routes.combine(self._run(arrived_NH, routes.count_e, routes.counts))
         back_NH = out_NH.new_zeros(index_TK.numel(), hidden_TH.shape[1])
         spread_TKH = back_NH.index_copy(0, order_N, out_NH).view(-1, top_k, hidden_TH.shape[1])
-        return (spread_TKH * weight_TK[..., None]).sum(1).to(hidden_TH.dtype)
+        if not self._scales_input:
+            spread_TKH = spread_TKH * weight_TK[..., None]
+        return spread_TKH.sum(1).to(hidden_TH.dtype)
 
-    def _run(self, rows_NH: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Rows ordered by expert through the experts of this rank; `counts` of each."""
-        parts = zip(self._modules.values(), torch.split(rows_NH, counts), strict=True)
-        return torch.cat([expert(part) for expert, part in parts if expert is not None])
+    def _seen(
+        self, hidden_TH: torch.Tensor, order_N: torch.Tensor, weight_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """What experts see, ordered as `order_N` orders all choices; [N, H]."""
+        rows_NH = hidden_TH[order_N // weight_TK.shape[1]]
+        return rows_NH * weight_TK.flatten()[order_N, None] if self._scales_input else rows_NH
+
+    def _run(
+        self, rows_NH: torch.Tensor, count_e: torch.Tensor, counts: list[int] | None
+    ) -> torch.Tensor:
+        """Rows ordered by expert through those of this rank; how many of each, if the host knows
+        too.
+        """
+        if self._grouped is not None:
+            return self._grouped(rows_NH, count_e)
+        assert counts is not None
+        parts = zip(self.held, torch.split(rows_NH, counts), strict=True)
+        return torch.cat([expert(part) for expert, part in parts])
 
 
 def separate_experts(causal_lm: nn.Module, model_family: Family) -> None:
@@ -100,7 +140,9 @@ def separate_experts(causal_lm: nn.Module, model_family: Family) -> None:
         fused = getattr(block, "experts", None)
         if fused is not None:  # else a dense layer
             with torch.device("meta"):
-                block.add_module("experts", Experts(fused))
+                block.add_module("experts", Experts(fused, model_family.scales_input))
+            if model_family.scales_input:
+                layer.add_module(model_family.experts, ScaledExperts(block))
 
 
 def experts_of(layer: nn.Module, family: Family) -> Experts | None:

@@ -24,6 +24,9 @@ class Sink(Protocol):
     def add_product(self, grad_TN: torch.Tensor, input_TK: torch.Tensor) -> None:
         """Adds grad^T x input, [N, K]."""
 
+    def add(self, gradient: torch.Tensor) -> None:
+        """Adds a product that is made."""
+
     def arrive(self) -> None:
         """Notes that this micro-batch has given all it has to give."""
 

@@ -21,6 +21,7 @@ from triptych.plan.layout import kv_head_range, query_head_range
 from triptych.plan.plan import part
 from triptych.runtime.comm import Communicator
 from triptych.runtime.expert.experts import experts_of
+from triptych.runtime.tensor.bias import OneBiasLinear
 from triptych.runtime.tensor.functions import enter_region, leave_region
 from triptych.runtime.tensor.linear import Linear, product
 from triptych.runtime.tensor.norms import split_head_norms
@@ -169,6 +170,11 @@ def shard_layer(
         hidden = enter_region(kwargs["hidden_states"], comm, sequence_parallel)
         return args, {**kwargs, "hidden_states": hidden}
 
+    def leave(_: nn.Module, __: Any, y: Any) -> Any:
+        if isinstance(y, tuple):  # what a router says stands behind it
+            return (leave_region(y[0], comm, sequence_parallel), *y[1:])
+        return leave_region(y, comm, sequence_parallel)
+
     if family.joint_norm is not None:
         _shard_joint_region(layer, family, comm, sequence_parallel)
         return
@@ -176,11 +182,19 @@ def shard_layer(
         region = layer.get_submodule(name)
         region.register_forward_pre_hook(entry, with_kwargs=True)
         if name == family.experts and experts_of(layer, family) is not None:
-            region.register_forward_hook(lambda _, __, y: leave_region(y, comm, sequence_parallel))
+            region.register_forward_hook(leave)
+            _add_biases_once(region, comm)
             continue
         linear = region.get_submodule(row)
         assert isinstance(linear, Linear)
         region.add_module(row, RowParallelLinear(linear, comm, sequence_parallel))
+
+
+def _add_biases_once(region: nn.Module, comm: Communicator) -> None:
+    """Lets one rank alone add the output biases of experts, whose partial sums are left later."""
+    for name, module in list(region.named_modules()):
+        if name.endswith("down_proj") and isinstance(module, Linear) and module.bias is not None:
+            region.set_submodule(name, OneBiasLinear(module, is_first=comm.index == 0))
 
 
 def _shard_joint_region(
