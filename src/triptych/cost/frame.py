@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from triptych.cost.memory import Memory, overhead_bytes, rank_memory, state_bytes, work_bytes
-from triptych.cost.pipeline import Moment, Pair
+from triptych.cost.pipeline import Moment, Pair, least_peaks
 from triptych.cost.pricer import Counts, Pricer, StageCost
 from triptych.cost.setting import Setting
 from triptych.cost.shard import copies_of
@@ -62,11 +63,14 @@ class Frame:
         num_microbatches: int,
     ) -> Frame:
         """Prices the stages."""
-        last = len(stages) - 1
-        costs = tuple(
-            pricer.stage(_counts(pricer, s, setting), i == 0, i == last, setting)
-            for i, (s, setting) in enumerate(zip(stages, settings, strict=True))
-        )
+        last, first = len(stages) - 1, settings[0]
+        if all(setting is first for setting in settings):
+            costs = pricer.costs(stages, first)
+        else:
+            costs = tuple(
+                pricer.stage(_counts(pricer, s, setting), i == 0, i == last, setting)
+                for i, (s, setting) in enumerate(zip(stages, settings, strict=True))
+            )
         if last and (is_v_shaped or chunks == len(stages)):
             costs = _with_one_table(costs)
         return cls(
@@ -92,11 +96,10 @@ class Frame:
             return rank, len(self.stages) - 1 - rank
         return range(rank, len(self.stages), self.num_ranks)
 
-    @cached_property
+    @property
     def placement(self) -> tuple[int, ...]:
         """The pipeline rank of each stage."""
-        ranks = {stage: rank for rank in range(self.num_ranks) for stage in self.stages_of(rank)}
-        return tuple(ranks[stage] for stage in range(len(self.stages)))
+        return _placed(self.num_ranks, self.chunks, self.is_v_shaped)
 
     def program(self, schedule: str, num_microbatches: int) -> Program:
         """The schedule's program for these stages."""
@@ -129,28 +132,58 @@ class Frame:
         return max(
             group.send_s(hop.sent_bytes)
             + self.pricer.site(self.settings[hop.target]).tensor.gather_s(hop.gathered_bytes)
-            for hop in self.hops
+            for hop in self._hops(self._neighbours)
         )
+
+    @cached_property
+    def _neighbours(self) -> tuple[int, ...]:
+        """The first stage of each kind of two neighbours."""
+        first: dict[tuple[object, ...], int] = {}
+        if self.is_uniform and len(set(map(id, self.settings))) == 1:
+            return (0,)
+        kinds = [
+            (s.data, s.context, s.tensor, id(setting))
+            for s, setting in zip(self.stages, self.settings, strict=True)
+        ]
+        for index, pair in enumerate(pairwise(kinds)):
+            if self.placement[index] != self.placement[index + 1]:
+                first.setdefault(pair, index)
+        return tuple(first.values())
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
         """The messages of a micro-batch between pipeline ranks, forward and backward."""
-        spreads = [
-            Spread(s.data, s.context, s.tensor, setting.sequence_parallel)
-            for s, setting in zip(self.stages, self.settings, strict=True)
-        ]
-        sites = [self.pricer.site(setting) for setting in self.settings]
-        pairs = [(a, a + 1) for a in range(len(self.stages) - 1)]
-        return tuple(
-            hop(source, target, spreads, self.settings, sites)
-            for a, b in pairs
-            if self.placement[a] != self.placement[b]
-            for source, target in ((a, b), (b, a))
-        )
+        pairs = pairwise(self.placement)
+        return tuple(self._hops(index for index, (a, b) in enumerate(pairs) if a != b))
+
+    def _hops(self, starts: Iterable[int]) -> Iterator[Hop]:
+        """The messages between some stages and their successors."""
+        for start in starts:
+            pair = (start, start + 1)
+            stages, settings = [self.stages[i] for i in pair], [self.settings[i] for i in pair]
+            spreads = [
+                Spread(s.data, s.context, s.tensor, setting.sequence_parallel)
+                for s, setting in zip(stages, settings, strict=True)
+            ]
+            sites = [self.pricer.site(setting) for setting in settings]
+            for source, target in ((0, 1), (1, 0)):
+                found = hop(source, target, spreads, settings, sites)
+                yield found._replace(source=start + source, target=start + target)
 
     def axes(self, stage_index: int) -> Axes:
         """The groups over which a stage synchronises."""
-        stage, pricer = self.stages[stage_index], self.pricer
+        stage = self.stages[stage_index]
+        key = (stage.data, stage.context, stage.tensor, stage.expert)
+        if key not in self._axes:
+            self._axes[key] = self._make_axes(stage)
+        return self._axes[key]
+
+    @cached_property
+    def _axes(self) -> dict[tuple[int, ...], Axes]:
+        return {}
+
+    def _make_axes(self, stage: Stage) -> Axes:
+        pricer = self.pricer
         ranks = stage.data * stage.context
         copies = max(copies_of(block, stage.tensor) for block in pricer.kinds)
         return Axes(
@@ -181,8 +214,8 @@ class Frame:
     def pairs(self, storage: Storage) -> list[Pair]:
         """Forward and backward seconds of each stage, ZeRO's own traffic included."""
         if storage.zero < 2:
-            return [(cost.forward_s, cost.backward_s) for cost in self.costs]
-        extra = [self.sharded(storage, index) for index in range(len(self.costs))]
+            return self._plain_pairs
+        extra = self._exposed(storage)
         return [
             (cost.forward_s + more[0], cost.backward_s + more[1])
             for cost, more in zip(self.costs, extra, strict=True)
@@ -190,10 +223,29 @@ class Frame:
 
     def halves(self, storage: Storage) -> list[Pair]:
         """Seconds of I and of W of each stage's backward, ZeRO's own traffic in I."""
+        if storage.zero < 2:
+            return self._plain_halves
+        extra = self._exposed(storage)
         return [
-            (cost.input_s + self.sharded(storage, index)[1], cost.weight_s)
-            for index, cost in enumerate(self.costs)
+            (cost.input_s + more[1], cost.weight_s)
+            for cost, more in zip(self.costs, extra, strict=True)
         ]
+
+    def _exposed(self, storage: Storage) -> list[Pair]:
+        """`sharded` of every stage; of alike ones, which have one cost, once."""
+        known: dict[int, Pair] = {}
+        for index, cost in enumerate(self.costs):
+            if id(cost) not in known:
+                known[id(cost)] = self.sharded(storage, index)
+        return [known[id(cost)] for cost in self.costs]
+
+    @cached_property
+    def _plain_pairs(self) -> list[Pair]:
+        return [(cost.forward_s, cost.backward_s) for cost in self.costs]
+
+    @cached_property
+    def _plain_halves(self) -> list[Pair]:
+        return [(cost.input_s, cost.weight_s) for cost in self.costs]
 
     def sharded(self, storage: Storage, stage_index: int) -> Pair:
         """Exposed seconds that ZeRO-2 and 3 add to a stage's forward and backward."""
@@ -215,7 +267,13 @@ class Frame:
 
     def tail(self, rank: int, storage: Storage) -> Tail:
         """Exposed seconds of a pipeline rank's end of step."""
-        terms = [self._stage_tail(stage, storage) for stage in self.stages_of(rank)]
+        known: dict[int, Tail] = {}  # alike stages have one cost
+        terms = []
+        for stage in self.stages_of(rank):
+            key = id(self.costs[stage])
+            if key not in known:
+                known[key] = self._stage_tail(stage, storage)
+            terms.append(known[key])
         return terms[0] if len(terms) == 1 else Tail(*map(sum, zip(*terms, strict=True)))
 
     def _stage_tail(self, index: int, storage: Storage) -> Tail:
@@ -274,7 +332,16 @@ class Frame:
 
     def work(self, schedule: str) -> list[float]:
         """Bytes of activations on each rank of `distinct`: the part that the schedule changes."""
-        peaks, work = self.peaks(schedule), []
+        return self._work(schedule, self.peaks(schedule))
+
+    def least_work(self, schedule: str) -> list[float]:
+        """What `work` is at least, without the schedule's program."""
+        shape = (self.num_ranks, self.num_microbatches, self.chunks)
+        return self._work(schedule, least_peaks(schedule, *shape))
+
+    def _work(self, schedule: str, peaks: Sequence[Sequence[Moment]]) -> list[float]:
+        assert len(peaks) == self.num_ranks, f"{schedule} has moments of every rank"
+        work = []
         for rank in self.distinct:
             kept = work_bytes([self.costs[s] for s in self.stages_of(rank)], peaks[rank])
             work.append(sum(kept) + self.exchange_bytes(rank))
@@ -294,6 +361,13 @@ class Frame:
 
 def _counts(pricer: Pricer, stage: Stage, setting: Setting) -> Counts:
     return pricer.counts(stage.start, stage.stop, setting.recompute_every)
+
+
+@lru_cache(maxsize=4096)
+def _placed(num_ranks: int, chunks: int, is_v_shaped: bool) -> tuple[int, ...]:
+    """The pipeline rank of each stage: loops, or a V."""
+    loop = tuple(range(num_ranks))
+    return loop + loop[::-1] if is_v_shaped else loop * chunks
 
 
 def _with_one_table(costs: tuple[StageCost, ...]) -> tuple[StageCost, ...]:

@@ -46,6 +46,41 @@ def rank_bounds_s(
     return [start_s[rank] + work for rank, work in enumerate(work_s)]
 
 
+def pipeline_bound_s(
+    stages: Sequence[Pair],
+    halves: Sequence[Pair] | None,
+    placement: Sequence[int],
+    num_microbatches: int,
+    hop_s: float = 0.0,
+) -> float:
+    """A time before which rank 0 cannot end under any schedule; `halves` if backwards may be split,
+    `stages` then has the shorter of a backward and its halves.
+
+    The last stage waits for the first forward, runs all micro-batches, and its last backward goes
+    the whole way back. A rank's last backward (or its input half) is that of its first stage: all
+    stages of the rank come before it in the backward of the same micro-batch. It still has to
+    travel back to stage 0, whose weight half then ends the step.
+    """
+    inputs = [backward_s for _, backward_s in stages]
+    if halves:
+        inputs = [min(pair[1], half[0]) for pair, half in zip(stages, halves, strict=True)]
+    work_s = [0.0] * (max(placement) + 1)
+    way_s: dict[int, tuple[float, float]] = {}
+    forth = back = 0.0
+    before = placement[0]
+    for (forward_s, _), input_s, rank in zip(stages, inputs, placement, strict=True):
+        sent_s = hop_s if rank != before else 0.0
+        forth, back, before = forth + sent_s, back + sent_s, rank
+        way_s.setdefault(rank, (forth, back))
+        forth, back = forth + forward_s, back + input_s
+        work_s[rank] += num_microbatches * (forward_s + input_s)
+    end = len(stages) - 1
+    through_s = forth + back + (num_microbatches - 1) * (stages[end][0] + inputs[end])
+    last_s = max(0.0, stages[0][1] - inputs[0])
+    ways = (sum(way_s[rank]) + work for rank, work in enumerate(work_s))
+    return max(through_s, *ways) + last_s
+
+
 def _gpipe_s(stages: Sequence[Pair], num_microbatches: int, hop_s: float) -> float:
     """Two flow shops of equal jobs, one after the other: sum + (m-1) max each."""
     forwards = [stage[0] for stage in stages]
@@ -110,6 +145,26 @@ def known_peaks(
     if schedule == "gpipe":
         return (((Alive(num_microbatches),),),) * num_ranks
     return None
+
+
+def least_peaks(
+    schedule: str, num_ranks: int, num_microbatches: int, chunks: int
+) -> tuple[tuple[Moment, ...], ...]:
+    """For each pipeline rank, a moment that its program has for certain, without the program.
+
+    Under any schedule a whole micro-batch is in flight on all stages of a rank at some moment.
+    """
+    known = known_peaks(schedule, num_ranks, num_microbatches, chunks)
+    if known:
+        return known
+    ahead = [num_ranks - rank for rank in range(num_ranks)]
+    if schedule == "zb-h1":
+        return tuple(((Alive(min(num_microbatches, count)),),) for count in ahead)
+    if schedule in ("zb-h2", "zb-v", "dualpipe-v"):
+        most = [min(num_microbatches, 2 * count - 1) for count in ahead]
+        return tuple(((Alive(count), *(Alive(1),) * (chunks - 1)),) for count in most)
+    rest = min(num_microbatches, num_ranks) if schedule == "interleaved" else 1
+    return (((Alive(rest),) * (chunks - 1) + (Alive(1),),),) * num_ranks
 
 
 def program_peaks(program: Program) -> tuple[tuple[Moment, ...], ...]:

@@ -21,6 +21,7 @@ from triptych.cost.shard import LocalOperator, localize
 from triptych.cost.site import Site
 from triptych.model.model import Model
 from triptych.model.operators import block_operators, embedding_operators, head_operators
+from triptych.plan.plan import Stage
 from triptych.plan.workload import Workload
 from triptych.schedule.generate import build_program
 from triptych.schedule.program import Program
@@ -60,6 +61,10 @@ Counts = tuple[int, ...]
 (`Setting.recompute_every`) those first, then the others."""
 
 
+Alike = tuple[list[tuple[Counts, bool, bool]], list[int]]
+"""Kinds of stages (layers, is it the first, is it the last), and for each stage its kind."""
+
+
 class Pricer:
     """Prices pieces; pure but for its memory of what it priced before."""
 
@@ -79,6 +84,8 @@ class Pricer:
         self._layers: dict[tuple[int, Setting], PieceCost] = {}
         self._stages: dict[tuple[Counts, bool, bool, Setting], StageCost] = {}
         self._sites: dict[Setting, Site] = {}
+        # by identity: the stages are kept with what was found
+        self._kinds: dict[tuple[int, int], tuple[tuple[Stage, ...], Alike]] = {}
 
     # --- what pieces are priced with -----------------------------------------------------------
 
@@ -193,6 +200,27 @@ class Pricer:
         if key not in self._stages:
             self._stages[key] = self._price_stage(*key)
         return self._stages[key]
+
+    def costs(self, stages: tuple[Stage, ...], setting: Setting) -> tuple[StageCost, ...]:
+        """The costs of stages that have one setting; the same object for alike ones."""
+        kinds, places = self._alike(stages, setting.recompute_every)
+        priced = [self.stage(*kind, setting) for kind in kinds]
+        return tuple([priced[place] for place in places])
+
+    def _alike(self, stages: tuple[Stage, ...], every: int) -> Alike:
+        """The kinds of some stages, and the kind of each."""
+        key = (id(stages), every)
+        if key not in self._kinds:
+            found: dict[tuple[Counts, bool, bool], int] = {}
+            last = len(stages) - 1
+            places = [
+                found.setdefault(
+                    (self.counts(stage.start, stage.stop, every), i == 0, i == last), len(found)
+                )
+                for i, stage in enumerate(stages)
+            ]
+            self._kinds[key] = stages, (list(found), places)
+        return self._kinds[key][1]
 
     def _price_stage(
         self, counts: Counts, is_first: bool, is_last: bool, setting: Setting

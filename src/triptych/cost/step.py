@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from triptych.cost.clock import rank_ends_s
 from triptych.cost.frame import Frame
-from triptych.cost.pipeline import Pair, makespan_bound_s, rank_bounds_s
+from triptych.cost.pipeline import Pair, makespan_bound_s, pipeline_bound_s, rank_bounds_s
 from triptych.cost.storage import Storage
 from triptych.cost.sync import Tail
 from triptych.schedule.action import Action, Kind
@@ -56,6 +56,14 @@ class Priced(NamedTuple):
         return cls(frame.pairs(storage), frame.halves(storage), tails)
 
     @property
+    def least(self) -> list[Pair]:
+        """Forward and backward seconds of stages where backwards may be whole or in halves."""
+        return [
+            (forward_s, min(backward_s, sum(halves)))
+            for (forward_s, backward_s), halves in zip(self.pairs, self.halves, strict=True)
+        ]
+
+    @property
     def update(self) -> Tail:
         """The tail of the rank that takes longest over optimizer and gather."""
         return max(self.tails.values(), key=lambda tail: tail.optimizer_s + tail.gather_s)
@@ -65,11 +73,16 @@ def step_bound_s(frame: Frame, priced: Priced, schedule: str) -> float:
     """A time that the step does not undercut; exact for one pipeline rank."""
     count, update = frame.num_microbatches, priced.update
     makespan_s = makespan_bound_s(schedule, priced.pairs, count, frame.hop_s)
+    first_s = priced.tails[0].early_s
     if makespan_s is not None:
-        gradients_s = makespan_s + priced.tails[0].early_s  # the first stage ends last
+        gradients_s = makespan_s + first_s  # the first stage ends last
     else:
-        ends_s = rank_bounds_s(priced.pairs, frame.placement, count, frame.hop_s)
-        gradients_s = _global_gradients_s(frame, priced, ends_s)
+        splits = TRAITS[schedule].splits_backward
+        halves = priced.halves if splits else None
+        pairs = priced.least if splits else priced.pairs
+        ends_s = rank_bounds_s(pairs, frame.placement, count, frame.hop_s)
+        way_s = pipeline_bound_s(pairs, halves, frame.placement, count, frame.hop_s)
+        gradients_s = max(_global_gradients_s(frame, priced, ends_s), way_s + first_s)
     return gradients_s + update.optimizer_s + update.gather_s
 
 
