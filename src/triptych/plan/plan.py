@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field, fields, replace
+from itertools import groupby, pairwise
 from typing import Any
 
 VERSION = 1
@@ -208,6 +208,7 @@ class Plan:
         words += [f"ep={self._degrees('expert')}"] if self._degrees("expert") != "1" else []
         words += [f"zero={self.zero}"] if self.zero else []
         words += [f"hybrid_shard={self.hybrid_shard}"] if self.hybrid_shard else []
+        words += self._non_defaults("accumulation", "bucket_bytes", "prefetch")
         words += ["sp=1"] if self.sequence_parallel else []
         words += [f"microbatch={self.microbatch}"]
         words += [f"schedule={self.schedule}"] if self.pp > 1 or self.chunks > 1 else []
@@ -216,16 +217,34 @@ class Plan:
         words += [f"recompute_every={self.recompute_every}"] if self.recompute_every > 1 else []
         words += ["shard_activations=1"] if self.shard_activations else []
         words += [f"offload={self.offload}"] if self.offload != "none" else []
+        words += self._non_defaults("attention", "compile")
         words += [f"precision={self.precision.parameter}"]
         counts = [stage.num_layers for stage in self.stages]
         if tuple(counts) != even_split(sum(counts), len(counts)):
-            words.append("layers=" + "+".join(map(str, counts)))
+            words.append("layers=" + counts_text(counts))
         return ",".join(words)
+
+    def _non_defaults(self, *names: str) -> list[str]:
+        """`name=value` of settings that are not as a plan has them if nobody says anything."""
+        defaults = {field.name: field.default for field in fields(self)}
+        values = {name: getattr(self, name) for name in names}
+        return [
+            f"{name}={int(value) if isinstance(value, bool) else value}"
+            for name, value in values.items()
+            if value != defaults[name]
+        ]
 
     def _degrees(self, name: str) -> str:
         """A degree of all pipeline ranks, or of each: `2`, `2+1`."""
         values = [getattr(stage, name) for stage in self.stages[: self.pp]]
         return str(values[0]) if len(set(values)) == 1 else "+".join(map(str, values))
+
+
+def counts_text(counts: Sequence[int]) -> str:
+    """Counts joined by `+`, three or more equal ones in a row as one: `1+2x62+1`."""
+    runs = [(count, len(list(run))) for count, run in groupby(counts)]
+    words = [[f"{count}x{times}"] if times > 2 else [str(count)] * times for count, times in runs]
+    return "+".join(word for run in words for word in run)
 
 
 def even_split(total: int, parts: int) -> tuple[int, ...]:

@@ -130,8 +130,7 @@ def read_words(text: str) -> dict[str, Value]:
 def _read_value(name: str, text: str) -> Value:
     """The value as its field wants it, or the text itself if it does not read as such."""
     if name == "layers":
-        counts = text.split("+")
-        return tuple(map(int, counts)) if all(map(str.isdecimal, counts)) else text
+        return _read_counts(text)
     kind = FIELDS[name].kind
     if name in STAGE_NAMES and re.fullmatch(r"\d+(\+\d+)+", text):
         return tuple(map(int, text.split("+")))
@@ -140,6 +139,17 @@ def _read_value(name: str, text: str) -> Value:
     if kind is int and re.fullmatch(r"-?\d+", text):
         return int(text)
     return text
+
+
+def _read_counts(text: str) -> Value:
+    """`8+8` as (8, 8) and `1+2x3` as (1, 2, 2, 2); the text itself if it is neither."""
+    counts: list[int] = []
+    for word in text.split("+"):
+        found = re.fullmatch(r"(\d+)(?:x(\d+))?", word)
+        if not found:
+            return text
+        counts += [int(found[1])] * int(found[2] or 1)
+    return tuple(counts)
 
 
 def _value_problems(name: str, value: Value, text: str) -> Iterator[Problem]:
