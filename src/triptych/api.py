@@ -25,7 +25,9 @@ from triptych.plan.plan import Plan
 from triptych.plan.rules import require_legal
 from triptych.plan.toml import load_plan
 from triptych.plan.workload import Workload
-from triptych.search.search import SearchResult, search
+from triptych.search.objective import Objective
+from triptych.search.result import SearchResult
+from triptych.search.search import search
 
 if TYPE_CHECKING:
     from triptych.train.environment import Place
@@ -53,13 +55,26 @@ def find_plan(
     global_batch: int,
     fixed: Mapping[str, str] | None = None,
     top: int = 5,
+    objective: str = "time",
+    price: float | None = None,
+    with_front: bool = False,
 ) -> SearchResult:
-    """The fastest legal ways to train a model on a cluster, with prices and reasons.
+    """The best legal ways to train a model on a cluster, with prices and reasons.
 
-    `fixed` holds settings that every plan keeps, such as `{"tp": "8"}`.
+    `fixed` holds settings that every plan keeps, such as `{"tp": "8"}`. `objective` is time,
+    memory, gpu-hours or money; `price` is that of a device for an hour. `with_front` adds the
+    plans than which none is both faster and smaller.
     """
     workload = Workload(sequence_length=sequence_length, global_batch=global_batch)
-    return search(_model(model), _cluster(cluster), workload, fixed=fixed or {}, top=top)
+    return search(
+        _model(model),
+        _cluster(cluster),
+        workload,
+        fixed=fixed or {},
+        top=top,
+        objective=Objective(name=objective, price=price),
+        with_front=with_front,
+    )
 
 
 def predict(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -27,16 +27,59 @@ from triptych.cli.options import (
     ModelArgument,
     SequenceOption,
 )
+from triptych.cli.prices import check_objective, price_of, read_prices
+from triptych.cli.sweep import sweep as sweep_of
 from triptych.cluster.cluster import Cluster
+from triptych.cost.predict import predict
+from triptych.cost.ranks import memory_by_rank_gib
 from triptych.errors import InputError, Problem
 from triptych.export.target import Subject
 from triptych.model.load import load_model
 from triptych.plan.plan import Plan
 from triptych.plan.toml import plan_toml
 from triptych.plan.workload import Workload
+from triptych.report.explain import explanation
 from triptych.report.terminal import plans_table
-from triptych.search.search import SearchResult, search
+from triptych.search.objective import Objective
+from triptych.search.pins import Pins
+from triptych.search.result import SearchResult
+from triptych.search.search import Question, answer
+from triptych.search.sensitivity import Effect
+from triptych.search.sensitivity import sensitivity as effects_of
+from triptych.search.sweep import read_sweep
 from triptych.units import format_bytes
+
+T = TypeVar("T")
+
+
+FixOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="K=V,...", help="Settings that every plan keeps: tp=8,pp=4."),
+]
+ObjectiveOption = Annotated[
+    str, typer.Option(metavar="NAME", help="time, memory, gpu-hours or money.")
+]
+PriceOption = Annotated[
+    str | None,
+    typer.Option(metavar="P", help="Of a device for an hour: 2.50, or H100-SXM=2.50,L40S=0.80."),
+]
+TopOption = Annotated[int, typer.Option(min=1, metavar="K", help="Plans to show.")]
+FrontOption = Annotated[
+    bool, typer.Option("--front", help="Also plans that need less memory, by time.")
+]
+SensitivityOption = Annotated[
+    bool, typer.Option("--sensitivity", help="Also other bandwidth, memory and batch.")
+]
+SweepOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="K=V,V", help="A table over gpus=, device=, seq=, batch=."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the best plan that runs, as TOML.")
+]
+ReportOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write an HTML report of the plans.")
+]
 
 
 def command(
@@ -44,60 +87,118 @@ def command(
     cluster: ClusterOption,
     seq: SequenceOption = None,
     batch: BatchOption = None,
-    fix: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V,...", help="Settings that every plan keeps: tp=8,pp=4."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, metavar="K", help="Plans to show.")] = 5,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the best plan that runs, as TOML."),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an HTML report of the plans.")
-    ] = None,
+    fix: FixOption = None,
+    objective: ObjectiveOption = "time",
+    price: PriceOption = None,
+    top: TopOption = 5,
+    front: FrontOption = False,
+    sensitivity: SensitivityOption = False,
+    sweep: SweepOption = None,
+    out: OutOption = None,
+    report: ReportOption = None,
     from_file: FromOption = None,
     export: ExportOption = None,
     export_to: ExportToOption = None,
     as_json: JsonOption = False,
 ) -> Answer:
-    """Find the fastest way to split MODEL over a cluster for training, and say why."""
+    """Find the best way to split MODEL over a cluster for training, and say why."""
+    settings, grid, prices = _read_words(fix or (), sweep or (), objective, price)
     check_export(export, export_to)
     shape = load_model(model)
     where = read_cluster_option(cluster)
-    fixed = fixed_settings(fix or ())
-    present = read_present(from_file, shape, where, (seq, batch), fixed)
+    goal = Objective(name=objective, price=price_of(prices, where))
+    if grid:
+        return sweep_of(
+            shape,
+            where,
+            seq,
+            batch,
+            grid=grid,
+            fixed=settings,
+            objective=goal,
+            price_of=lambda there: price_of(prices, there),
+            report=report,
+        )
+    present = read_present(from_file, shape, where, (seq, batch), settings)
     workload = present.workload if present else training_workload(shape, where, seq, batch)
-    result = search(shape, where, workload, fixed=fixed, top=top)
-    heading, facts = headline(shape, where, workload)
-    document = facts | result.to_json()
+    pins = Pins.read(settings)
+    question = Question(model=shape, cluster=where, workload=workload, pins=pins, objective=goal)
+    result = answer(question, top=top, with_front=front or report is not None)
+    effects = _effects(question, result) if sensitivity or report else ()
+    said = _said(model, question, result, effects, out)
+    if result.plans and out:
+        write(out, plan_toml((result.runnable or result.plans[0]).plan))
+    if result.plans and report:
+        _write_report(report, question, result, said.document or {})
+    said = with_present(said, present, shape, where)
+    if not result.plans:
+        return said
+    best = result.plans[0].plan
+    subject = Subject(plan=best, model=shape, cluster=where, workload=workload, source=model)
+    return with_export(said, subject, export, export_to, as_json)
+
+
+def _said(
+    model: str,
+    question: Question,
+    result: SearchResult,
+    effects: Sequence[Effect],
+    out: Path | None,
+) -> Answer:
+    """The answer of a search as text and as a document."""
+    heading, facts = headline(question.model, question.cluster, question.workload)
+    document = facts | result.to_json() | {"sensitivity": [effect.to_json() for effect in effects]}
     if not result.plans:
         parts = [heading, plans_table(document), _what_would_fit(result)]
-        answer = Answer(text="\n\n".join(parts), document=document, exit_code=2)
-        return with_present(answer, present, shape, where)
+        return Answer(text="\n\n".join(parts), document=document, exit_code=2)
     best = (result.runnable or result.plans[0]).plan
-    if out:
-        write(out, plan_toml(best))
-    if report:
-        _write_report(report, shape.name, result, document)
-    command_line = _next_command(model, best, where, workload, out)
-    text = [heading, plans_table(document), *_not_the_first(result), f"next:\n  {command_line}"]
-    answer = Answer(text="\n\n".join(text), document=document | {"next": command_line})
-    answer = with_present(answer, present, shape, where)
-    subject = Subject(
-        plan=result.plans[0].plan, model=shape, cluster=where, workload=workload, source=model
-    )
-    return with_export(answer, subject, export, export_to, as_json)
+    command_line = _next_command(model, best, question.cluster, question.workload, out)
+    text = [heading, plans_table(document), explanation(document), *_not_the_first(result)]
+    text.append(f"next:\n  {command_line}")
+    return Answer(text="\n\n".join(filter(None, text)), document=document | {"next": command_line})
+
+
+def _read_words(
+    fix: Sequence[str], sweep: Sequence[str], objective: str, price: str | None
+) -> tuple[dict[str, str], dict[str, list[str]], Mapping[str, float]]:
+    """Pins, sweep and prices. Raises InputError with everything that is wrong with any of them."""
+    problems: list[Problem] = []
+
+    def read(reader: Callable[[], T], otherwise: T) -> T:
+        try:
+            return reader()
+        except InputError as error:
+            problems.extend(error.problems)
+            return otherwise
+
+    settings: dict[str, str] = read(lambda: fixed_settings(fix), {})
+    readable = fixed_settings([word for word in ",".join(fix).split(",") if "=" in word])
+    read(lambda: Pins.read(readable), Pins(values={}))
+    grid: dict[str, list[str]] = read(lambda: read_sweep(sweep), {})
+    prices: dict[str, float] = read(lambda: read_prices(price), {})
+    read(lambda: check_objective(objective, prices, price), None)
+    if problems:
+        raise InputError(problems)
+    return settings, grid, prices
+
+
+def _effects(question: Question, result: SearchResult) -> tuple[Effect, ...]:
+    if not result.plans:
+        return ()
+    best = result.plans[0]
+    return effects_of(question, best.plan, best.prediction.step_time_s)
 
 
 def fixed_settings(words: Sequence[str]) -> dict[str, str]:
     """`--fix tp=8,pp=4` as settings and values. Raises InputError for a word that is neither."""
-    settings = {}
+    settings, problems = {}, []
     for word in filter(None, ",".join(words).split(",")):
         key, equals, value = word.partition("=")
         if not equals:
-            raise InputError(Problem(f"--fix {word}", "settings are key=value", "--fix tp=8,pp=4"))
+            problems.append(Problem(f"--fix {word}", "settings are key=value", "--fix tp=8,pp=4"))
         settings[key.strip()] = value.strip()
+    if problems:
+        raise InputError(problems)
     return settings
 
 
@@ -151,13 +252,17 @@ def _next_command(
     return shlex.join([*words, f"train.global_batch={workload.global_batch}"])
 
 
-def _write_report(path: Path, name: str, result: SearchResult, document: Mapping[str, Any]) -> None:
+def _write_report(
+    path: Path, question: Question, result: SearchResult, document: Mapping[str, Any]
+) -> None:
     from triptych.report.html import write_report
     from triptych.report.run import Run
 
-    first = result.plans[0]
-    prediction: dict[str, Any] = first.prediction.to_json()
-    if first.prediction.timeline is not None:
-        prediction["timeline"] = first.prediction.timeline.to_json()
-    run = Run(name=name, plan=first.plan, prediction=prediction, search=document)
+    first, asked = result.plans[0], (question.model, question.cluster, question.workload)
+    priced = predict(*asked, first.plan)
+    prediction: dict[str, Any] = priced.to_json()
+    prediction["memory_by_rank_gib"] = memory_by_rank_gib(*asked, first.plan)
+    if priced.timeline is not None:
+        prediction["timeline"] = priced.timeline.to_json()
+    run = Run(name=question.model.name, plan=first.plan, prediction=prediction, search=document)
     say(f"wrote {write_report(run, path)}")

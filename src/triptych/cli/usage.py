@@ -29,7 +29,9 @@ def usage_error(error: Any, options: Sequence[str]) -> InputError:
     return InputError(Problem(error.format_message(), usage, f"{command} --help"))
 
 
-def expand_lists(args: Sequence[str], listing: Iterable[str] = ("--set", "--fix")) -> list[str]:
+def expand_lists(
+    args: Sequence[str], listing: Iterable[str] = ("--set", "--fix", "--sweep")
+) -> list[str]:
     """The same arguments with `--set a=1 b=2` written as `--set a=1 --set b=2`."""
     expanded: list[str] = []
     current: str | None = None

@@ -21,6 +21,7 @@ class Series(NamedTuple):
     css: str  # class of the line or the dots: its colour
     points: Sequence[tuple[float, float]]  # (step, value); values that are no number are skipped
     has_dots: bool = False  # dots joined by a line, for few points
+    across: str = "step"  # what x counts
 
 
 class _Frame(NamedTuple):
@@ -117,7 +118,7 @@ def _curve(series: Series, frame: _Frame) -> Iterator[str]:
         yield f'<polyline class="line {series.css}" points="{path}"/>'
     if series.has_dots or len(places) == 1:
         for (x, y), (step, value) in zip(places, series.points, strict=True):
-            hover = f"{series.name} {value:.4g} at step {step:g}"
+            hover = f"{series.name} {value:.4g} at {series.across} {step:g}"
             yield (
                 f'<circle class="dot {series.css}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
                 f"<title>{escape(hover)}</title></circle>"

@@ -16,6 +16,7 @@ from triptych.plan.plan import Plan
 from triptych.report.advice import memory_advice
 from triptych.report.chart import Series, line_chart
 from triptych.report.compare import Comparison, comparisons, measured, worded
+from triptych.report.planned import explained, memory_stacks, searched, traffic
 from triptych.report.run import Run, Step
 from triptych.report.terminal import comparison_row
 from triptych.report.text import (
@@ -65,30 +66,41 @@ def write_report(run: Run, out: Path) -> Path:
 
 def html(run: Run) -> str:
     """The page of a run. What the run lacks is left out, and named at the end."""
-    environment = Environment(
+    prediction, rows = run.prediction or {}, comparisons(run)
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            run=run,
+            subtitle=run.plan.short() if run.plan else plan_name(prediction).removesuffix(ABSENT),
+            figures=_figures(run),
+            stages=_stages(run.plan),
+            settings=_settings(run.plan),
+            memory=_memory_bars(run),
+            memory_totals=_memory_totals(run),
+            memory_advice=memory_advice(run.prediction or {}),
+            times=_time_bars(rows),
+            charts=_charts(run),
+            comparisons=[(row, comparison_row(row)) for row in rows],
+            num_measured=measured(run.steps).num_steps,
+            timeline=_timeline(run),
+            ranked=_ranked(run),
+            search=searched(run.search),
+            stacks=memory_stacks(prediction),
+            traffic=traffic(prediction),
+            explained=explained(run.search),
+        )
+    )
+
+
+def environment() -> Environment:
+    """Where the templates of pages are, and how they are read."""
+    return Environment(
         loader=PackageLoader("triptych.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    )
-    prediction, rows = run.prediction or {}, comparisons(run)
-    return environment.get_template("report.html.j2").render(
-        run=run,
-        subtitle=run.plan.short() if run.plan else plan_name(prediction).removesuffix(ABSENT),
-        figures=_figures(run),
-        stages=_stages(run.plan),
-        settings=_settings(run.plan),
-        memory=_memory_bars(run),
-        memory_totals=_memory_totals(run),
-        memory_advice=memory_advice(run.prediction or {}),
-        times=_time_bars(rows),
-        charts=_charts(run),
-        comparisons=[(row, comparison_row(row)) for row in rows],
-        num_measured=measured(run.steps).num_steps,
-        timeline=_timeline(run),
-        ranked=_ranked(run),
-        search=_searched(run.search),
     )
 
 
@@ -259,14 +271,3 @@ def _ranked(run: Run) -> dict[str, Any]:
         for name, plan in zip(names, plans, strict=True)
     ]
     return {"rows": rows, "common": common}
-
-
-def _searched(search: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if search is None:
-        return None
-    rejected = search.get("rejected") or {}
-    return {
-        "candidates": search.get("candidates", 0),
-        "time": seconds(search.get("search_time_s")),
-        "rejected": sorted(rejected.items(), key=lambda item: -item[1]),
-    }

@@ -69,11 +69,18 @@ def _figures(prediction: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _searched(search: Mapping[str, Any]) -> str:
-    """How many plans were looked at, in what time, and why the others fell out."""
-    rejected = search.get("rejected") or {}
-    line = f"{search.get('candidates', 0)} plans priced in {seconds(search.get('search_time_s'))}"
-    by_count = sorted(rejected.items(), key=lambda item: -item[1])
-    return "\n".join([line, *(f"  {count} rejected: {reason}" for reason, count in by_count)])
+    """How many plans there are, in what time, and what became of all but the first."""
+    took = seconds(search.get("search_time_s"))
+    legal, simulated = search.get("legal", 0), search.get("simulated", 0)
+    illegal = {why: n for why, n in (search.get("rejected") or {}).items() if why != "memory"}
+    lines = [
+        f"{legal} legal plans in {took}: {simulated} simulated, the others passed over by a bound"
+    ]
+    by_count = sorted((search.get("bounds") or {}).items(), key=lambda item: -item[1])
+    lines += [f"  {count} by {name}" for name, count in by_count if count]
+    by_count = sorted(illegal.items(), key=lambda item: -item[1])
+    lines += [f"  {count} sets of degrees rejected: {reason}" for reason, count in by_count]
+    return "\n".join(lines)
 
 
 def prediction_text(prediction: Mapping[str, Any]) -> str:

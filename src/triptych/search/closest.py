@@ -10,13 +10,21 @@ from triptych.cluster.cluster import Cluster
 from triptych.cost.predict import predict_with
 from triptych.cost.prediction import Prediction
 from triptych.cost.pricer import Pricer
-from triptych.plan.plan import Plan
-from triptych.search.options import FIT, Found, Nearest, walk
+from triptych.plan.plan import Plan, counts_text
+from triptych.search.best_first import BestFirst
+from triptych.search.objective import Objective
+from triptych.search.options import FIT, Option
+from triptych.search.pins import Pins
 from triptych.search.space import Space
 from triptych.units import format_bytes
 
 GROWTH = (2, 4, 8, 16)
 """Times as many devices that are tried."""
+
+SHORTER = (2, 4, 8)
+"""Parts of the sequence length that are tried."""
+
+OFFLOADS = ("optimizer", "activations")
 
 _KIB = 1024
 
@@ -40,58 +48,94 @@ class Closest:
         }
 
 
-def closest(space: Space, pricer: Pricer, nearest: Nearest) -> Closest:
-    """The least-bad plan of a space in which nothing fits."""
-    plan = nearest.plan(space.base)
+def closest(space: Space, pricer: Pricer) -> Closest:
+    """The least-bad plan of a space with legal plans of which none fits."""
+    nearest = smallest(space, pricer)
+    assert nearest is not None, "a space with legal plans has a smallest one"
     needed = -int(-nearest.peak_bytes // _KIB) * _KIB  # rounded up, so that this much does fit
     return Closest(
-        plan=plan,
-        prediction=predict_with(pricer, plan),
+        plan=nearest.plan,
+        prediction=predict_with(pricer, nearest.plan, with_timeline=False),
         needed_bytes=needed,
         over_bytes=needed - int(pricer.memory_limit_bytes),
         changes=tuple(_changes(space, pricer, needed)),
     )
 
 
+def smallest(space: Space, pricer: Pricer) -> Option | None:
+    """The plan of a space that needs least memory, whether it fits or not."""
+    objective = Objective(name="memory")
+    found = BestFirst(space, pricer, objective, lambda option: True, limit_bytes=float("inf"))
+    return next(iter(found.leaders(1)), None)
+
+
 def _changes(space: Space, pricer: Pricer, needed: int) -> Iterator[str]:
-    """Changes that make a plan fit, each with that plan's need."""
+    """Changes that make a plan fit, each with that plan's need; cheap ones first."""
     yield from _unpinned(space, pricer)
+    yield from _offloaded(space, pricer)
     if space.runnable_only:
-        wider = replace(space, runnable_only=False)
-        plan = _fitting(wider, pricer)
-        if plan:
-            yield f"priced, not runnable here: {plan}"
-    more = _more_devices(space)
-    if more:
-        yield more
+        plan = _fitting(replace(space, runnable_only=False), pricer)
+        yield from (f"priced, not runnable here: {plan}" for plan in plan)
+    yield from _shorter(space)
+    yield from _more_devices(space)
     yield f"devices with at least {format_bytes(needed)} each ({needed} bytes)"
 
 
 def _unpinned(space: Space, pricer: Pricer) -> Iterator[str]:
-    """Pins that stand in the way on their own."""
+    """Pins that stand in the way on their own; all of them, if no one does alone."""
+    alone = False
     for name, value in space.pins.values.items():
-        pins = space.pins.without(name)
-        freed = replace(
-            space,
-            pins=pins,
-            base=pins.base_plan(space.model, space.cluster),
-        )
-        plan = _fitting(freed, pricer)
-        if plan:
-            yield f"without {name}={value}: {plan}"
+        for plan in _fitting(_with_pins(space, space.pins.without(name)), pricer):
+            alone = True
+            yield f"without {name}={_word(value)}: {plan}"
+    if not alone and len(space.pins.values) > 1:
+        for plan in _fitting(_with_pins(space, Pins(values={})), pricer):
+            pins = ",".join(f"{name}={_word(v)}" for name, v in space.pins.values.items())
+            yield f"without {pins}: {plan}"
 
 
-def _more_devices(space: Space) -> str:
+def _word(value: object) -> str:
+    """The value of a pin as a user writes it."""
+    return counts_text(value) if isinstance(value, tuple) else str(value)
+
+
+def _offloaded(space: Space, pricer: Pricer) -> Iterator[str]:
+    """What waits in host memory; the time of moving it is not priced, so it is not searched."""
+    if "offload" in space.pins.values:
+        return
+    for what in OFFLOADS:
+        pins = Pins(values={**space.pins.values, "offload": what})
+        for plan in _fitting(_with_pins(space, pins), pricer):
+            yield f"with offload={what}, whose time is not priced: {plan}"
+
+
+def _with_pins(space: Space, pins: Pins) -> Space:
+    return replace(space, pins=pins, base=pins.base_plan(space.model, space.cluster))
+
+
+def _shorter(space: Space) -> Iterator[str]:
+    """The longest shorter sequences with which a plan fits."""
+    for parts in SHORTER:
+        length, rest = divmod(space.workload.sequence_length, parts)
+        if rest or not length:
+            return
+        workload = replace(space.workload, sequence_length=length)
+        shorter = replace(space, workload=workload)
+        for plan in _fitting(shorter, Pricer(space.model, space.cluster, workload)):
+            yield f"sequences of {length} tokens: {plan}"
+            return
+
+
+def _more_devices(space: Space) -> Iterator[str]:
     """The smallest larger cluster of the same nodes on which a plan fits."""
     for times in GROWTH:
         grown = _grown(space.cluster, times)
         if space.workload.global_batch < grown.num_devices and times > GROWTH[0]:
-            break
+            return
         wider = replace(space, cluster=grown)
-        plan = _fitting(wider, Pricer(space.model, grown, space.workload))
-        if plan:
-            return f"{grown.num_devices} devices instead of {space.cluster.num_devices}: {plan}"
-    return ""
+        for plan in _fitting(wider, Pricer(space.model, grown, space.workload)):
+            yield f"{grown.num_devices} devices instead of {space.cluster.num_devices}: {plan}"
+            return
 
 
 def _grown(cluster: Cluster, times: int) -> Cluster:
@@ -99,10 +143,8 @@ def _grown(cluster: Cluster, times: int) -> Cluster:
     return replace(cluster, groups=groups, name=f"{times} x {cluster.name}")
 
 
-def _fitting(space: Space, pricer: Pricer) -> str:
+def _fitting(space: Space, pricer: Pricer) -> Iterator[str]:
     """The plan of a space that needs least memory, if it fits."""
-    found: Found = walk(space, pricer)
-    nearest = found.nearest
-    if nearest is None or nearest.peak_bytes > pricer.memory_limit_bytes * FIT:
-        return ""
-    return f"{nearest.plan(space.base).short()} needs {format_bytes(nearest.peak_bytes)}"
+    option = smallest(space, pricer)
+    if option is not None and option.peak_bytes <= pricer.memory_limit_bytes * FIT:
+        yield f"{option.plan.short()} needs {format_bytes(option.peak_bytes)}"

@@ -14,7 +14,15 @@ from triptych.plan.plan import Plan, even_split
 from triptych.plan.short import default_precision, precision, read_words
 from triptych.schedule.traits import TRAITS
 
-SEARCHED = ("zero", "schedule", "microbatch", "recompute", "sequence_parallel")
+SEARCHED = (
+    "zero",
+    "accumulation",
+    "schedule",
+    "chunks",
+    "microbatch",
+    "recompute",
+    "sequence_parallel",
+)
 """Settings that a search varies, besides degrees and layers; the others keep their defaults."""
 
 

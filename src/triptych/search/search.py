@@ -1,15 +1,16 @@
-"""The planner: the fastest plans for a model on a cluster, by exhaustive search.
+"""The planner: the best plans for a model on a cluster, and why.
 
-Every legal plan is priced by a closed form; only plans that could still be among the answers are
-simulated. The same question gives the same answer: ties are broken by `rank.Contender.order`.
+Every legal plan is counted: simulated with its very program, or passed over by a bound that no
+plan behind it undercuts (`best_first`). The same question gives the same answer.
 """
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from triptych.cluster.cluster import Cluster
 from triptych.cost.predict import predict_with
@@ -20,59 +21,40 @@ from triptych.model.model import Model
 from triptych.plan.plan import Plan
 from triptych.plan.rules import require_legal, unrunnable, verify
 from triptych.plan.workload import Workload
-from triptych.search.closest import Closest, closest
-from triptych.search.options import Found, walk
+from triptych.search.best_first import BestFirst
+from triptych.search.closest import closest
+from triptych.search.objective import Objective
+from triptych.search.options import Option
 from triptych.search.pins import Pins
-from triptych.search.rank import Contender, best, ranked
-from triptych.search.reason import reason
+from triptych.search.reason import binding, difference, reason, zero_bytes
+from triptych.search.result import Candidate, FrontPlan, SearchResult
 from triptych.search.space import Space
 
-SCHEMA_VERSION = 1
+FRONT_SLOWER = 1.25
+"""Up to how many times the best step time a plan of the Pareto front takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A plan that fits, what it will cost, and why it ranks where it does."""
+class Question:
+    """What is asked of a search."""
 
-    plan: Plan
-    prediction: Prediction
-    reason: str
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    pins: Pins
+    objective: Objective = field(default_factory=Objective)
 
-    def to_json(self) -> dict[str, Any]:
-        """The prediction with the reason."""
-        return self.prediction.to_json() | {"reason": self.reason}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """The answer of a search.
-
-    `plans` are the best of each set of degrees, fastest first; if there are fewer sets than were
-    asked for, the next best plans fill up. `runnable` is the best plan that also runs today.
-    Candidates that were rejected (by reason) and those that fit add up to `candidates`. If
-    nothing fits, `plans` is empty and `closest` says what is missing.
-    """
-
-    plans: tuple[Candidate, ...]
-    runnable: Candidate | None
-    search_time_s: float
-    candidates: int
-    fitting: int
-    rejected: Mapping[str, int]
-    closest: Closest | None
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON document of `triptych plan`."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "plans": [candidate.to_json() for candidate in self.plans],
-            "runnable": self.runnable.to_json() if self.runnable else None,
-            "search_time_s": self.search_time_s,
-            "candidates": self.candidates,
-            "fitting": self.fitting,
-            "rejected": dict(self.rejected),
-            "closest": self.closest.to_json() if self.closest else None,
-        }
+    def space(self) -> Space:
+        """The plans to look at: on CPUs those that run today, on other devices all, marked."""
+        return Space(
+            model=self.model,
+            cluster=self.cluster,
+            workload=self.workload,
+            pins=self.pins,
+            base=self.pins.base_plan(self.model, self.cluster),
+            runnable_only=self.cluster.device.kind == "cpu",
+            across_nodes="tp" in self.pins.values,
+        )
 
 
 def search(
@@ -82,98 +64,146 @@ def search(
     *,
     fixed: Mapping[str, str] | None = None,
     top: int = 5,
+    objective: Objective | None = None,
+    with_front: bool = False,
 ) -> SearchResult:
-    """The fastest plans that fit, keeping the `fixed` settings.
-
-    On CPUs only plans that run today are looked at; on other devices all are, marked.
+    """The best plans that fit, keeping the `fixed` settings; `with_front` also the Pareto front.
 
     Raises PlanError for unknown or unreadable settings, and if the fixed ones contradict each
     other, the model, the cluster or the batch: with every broken rule and values that work.
     """
-    started_s = time.perf_counter()
-    pins = Pins.read(fixed or {})
-    space = _space(model, cluster, workload, pins)
-    pricer = Pricer(model, cluster, workload)
-    space, found = _walk(space, pricer)
-    if found.nearest is None:
-        raise PlanError(_nothing_legal(space))
-    rejected = dict(sorted(space.rejected.items()))
-    if found.too_large:
-        rejected["memory"] = found.too_large
-    answers, runnable = _answers(space, pricer, found, top)
-    return SearchResult(
-        plans=answers,
-        runnable=runnable,
-        search_time_s=time.perf_counter() - started_s,
-        candidates=sum(rejected.values()) + len(found.options),
-        fitting=len(found.options),
-        rejected=rejected,
-        closest=None if answers else closest(space, pricer, found.nearest),
-    )
-
-
-def _space(model: Model, cluster: Cluster, workload: Workload, pins: Pins) -> Space:
-    base = pins.base_plan(model, cluster)
-    is_pinned = "tp" in pins.values
-    return Space(
+    question = Question(
         model=model,
         cluster=cluster,
         workload=workload,
-        pins=pins,
-        base=base,
-        runnable_only=cluster.device.kind == "cpu",
-        across_nodes=is_pinned,
+        pins=Pins.read(fixed or {}),
+        objective=objective or Objective(),
+    )
+    return answer(question, top=top, with_front=with_front)
+
+
+def answer(
+    question: Question, *, top: int = 5, with_front: bool = False, with_closest: bool = True
+) -> SearchResult:
+    """The answer to a question, as `search` gives it; what would fit only if it is asked for."""
+    with _uncollected():
+        return _answer(question, top, with_front, with_closest)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: a search makes many small values, and no cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _answer(question: Question, top: int, with_front: bool, with_closest: bool) -> SearchResult:
+    started_s = time.perf_counter()
+    pricer = Pricer(question.model, question.cluster, question.workload)
+    space, found, leaders = _leaders(question, pricer, top)
+    ledger = found.close()
+    if ledger.plans == 0:
+        raise PlanError(_nothing_legal(space))
+    candidates = _candidates(question, pricer, leaders)
+    runnable = _runnable(question, space, pricer, candidates)
+    took_s = time.perf_counter() - started_s
+    front = _front(found, leaders) if with_front and not question.objective.is_memory else ()
+    rejected = dict(sorted(space.rejected.items()))
+    if ledger.too_large:
+        rejected["memory"] = ledger.too_large
+    return SearchResult(
+        objective=question.objective,
+        plans=candidates,
+        runnable=runnable,
+        binding=binding(candidates[0].prediction, pricer) if candidates else (),
+        zero_bytes=zero_bytes(candidates[0].prediction, pricer) if candidates else {},
+        front=front,
+        search_time_s=took_s,
+        candidates=sum(space.rejected.values()) + ledger.plans,
+        legal=ledger.plans,
+        simulated=ledger.simulated,
+        rejected=rejected,
+        bounds=dict(sorted(ledger.bounds.items())),
+        closest=closest(space, pricer) if with_closest and not candidates else None,
     )
 
 
-def _walk(space: Space, pricer: Pricer) -> tuple[Space, Found]:
-    """What a space holds; tensor parallelism leaves the node only if nothing fits within."""
-    found = walk(space, pricer)
-    if found.options or space.across_nodes:
-        return space, found
+def _leaders(question: Question, pricer: Pricer, top: int) -> tuple[Space, BestFirst, list[Option]]:
+    """The best plans; tensor parallelism leaves the node only if nothing fits within."""
+    space = question.space()
+    found = BestFirst(space, pricer, question.objective, runs=_runs(question.model))
+    leaders = found.leaders(top)
+    if leaders or space.across_nodes:
+        return space, found, leaders
     wider = replace(space, across_nodes=True)
-    return wider, walk(wider, pricer)
+    found = BestFirst(wider, pricer, question.objective, runs=_runs(question.model))
+    return wider, found, found.leaders(top)
 
 
-def _answers(
-    space: Space, pricer: Pricer, found: Found, top: int
-) -> tuple[tuple[Candidate, ...], Candidate | None]:
-    """The ranked candidates, and the best one that runs."""
-    runs = _runs(space.model)
-    contenders = [Contender(option, space.base, runs) for option in found.options]
-    chosen = ranked(contenders, top)
-    if not chosen:
-        return (), None
-    first = _predict(pricer, chosen[0].plan)
-    answers = [Candidate(plan=first.plan, prediction=first, reason=reason(first, first))]
-    for contender in chosen[1:]:
-        answers.append(_candidate(pricer, contender.plan, first))
-    runnable = next((a for a in answers if a.prediction.runnable), None)
-    if runnable is not answers[0]:
-        leader = best((c for c in contenders if c.runnable), 1)
-        runnable = _candidate(pricer, leader[0].plan, first) if leader else None
-    return tuple(answers), runnable
+def _candidates(question: Question, pricer: Pricer, leaders: list[Option]) -> tuple[Candidate, ...]:
+    predictions = [_predict(pricer, option.plan) for option in leaders]
+    return tuple(_candidate(question, prediction, predictions[0]) for prediction in predictions)
 
 
-def _candidate(pricer: Pricer, plan: Plan, first: Prediction) -> Candidate:
-    prediction = _predict(pricer, plan, with_timeline=False)
-    return Candidate(plan=plan, prediction=prediction, reason=reason(prediction, first))
+def _candidate(question: Question, prediction: Prediction, best: Prediction) -> Candidate:
+    term, more_s = difference(prediction, best)
+    behind = {
+        "step_time_s": prediction.step_time_s - best.step_time_s,
+        "share": prediction.step_time_s / best.step_time_s - 1,
+        "term": term,
+        "term_s": more_s,
+        "peak_memory_gib": prediction.peak_memory_gib - best.peak_memory_gib,
+    }
+    return Candidate(
+        plan=prediction.plan,
+        prediction=prediction,
+        reason=reason(prediction, best, by_memory=question.objective.is_memory),
+        behind=None if prediction is best else behind,
+    )
 
 
-def _predict(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> Prediction:
+def _predict(pricer: Pricer, plan: Plan) -> Prediction:
     """The prediction of a plan that the rules have passed: theirs is the last word."""
     require_legal(plan, pricer.model, pricer.cluster, pricer.workload)
-    return predict_with(pricer, plan, with_timeline=with_timeline)
+    return predict_with(pricer, plan, with_timeline=False)
 
 
-def _runs(model: Model) -> Callable[[Plan], bool]:
+def _runnable(
+    question: Question, space: Space, pricer: Pricer, candidates: tuple[Candidate, ...]
+) -> Candidate | None:
+    """The best plan that also runs today."""
+    ranked = next((c for c in candidates if c.prediction.runnable), None)
+    if not candidates or ranked is candidates[0] or unrunnable(space.base, space.model):
+        return ranked
+    narrower = replace(space, runnable_only=True)
+    found = BestFirst(narrower, pricer, question.objective, runs=lambda option: True)
+    best = found.leaders(1)
+    if not best:
+        return None
+    return _candidate(question, _predict(pricer, best[0].plan), candidates[0].prediction)
+
+
+def _front(found: BestFirst, leaders: list[Option]) -> tuple[FrontPlan, ...]:
+    return tuple(
+        FrontPlan(plan=option.plan, step_time_s=option.step_s, peak_bytes=option.peak_bytes)
+        for option in found.front(leaders, FRONT_SLOWER)
+    )
+
+
+def _runs(model: Model) -> Callable[[Option], bool]:
     """Whether a plan runs today, asked once for each combination that matters to the answer."""
     known: dict[tuple[object, ...], bool] = {}
 
-    def runs(plan: Plan) -> bool:
-        key = (plan.zero, plan.schedule, plan.recompute, plan.cp > 1, plan.ep > 1)
+    def runs(option: Option) -> bool:
+        degrees, base = option.degrees, option.base
+        key = (option.schedule, base.recompute, base.offload, degrees.cp > 1, degrees.ep > 1)
         if key not in known:
-            known[key] = not unrunnable(plan, model)
+            known[key] = not unrunnable(option.plan, model)
         return known[key]
 
     return runs

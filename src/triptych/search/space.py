@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,8 +14,9 @@ from triptych.model.model import Model
 from triptych.plan.context import divides_heads
 from triptych.plan.matrices import optimizer_problems
 from triptych.plan.nearby import divisors
-from triptych.plan.plan import Plan
+from triptych.plan.plan import Plan, Stage
 from triptych.plan.rules import unrunnable, usable_tensor_degrees, verify
+from triptych.plan.settings import shards_activations
 from triptych.plan.workload import Workload
 from triptych.schedule.traits import TRAITS
 from triptych.search.pins import SEARCHED, Pins
@@ -26,8 +28,14 @@ MOST_CONTEXT = 16
 SMALL_MICROBATCH = 8
 """Every divisor up to this size is a micro-batch worth trying, above it powers of two."""
 
-SEARCHED_SCHEDULES = ("gpipe", "1f1b")
-"""Schedules that are tried without a pin. With pinned chunks those are tried that have as many."""
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Stages on a pipeline rank that are tried without a pin."""
+
+RECOMPUTE_EVERY = (1, 2, 3, 4)
+"""Of a stage's layers every k-th is recomputed whole."""
+
+AUTOMATIC_SIZE = 32
+"""Pipeline ranks x micro-batches up to which `zb-auto`, itself a search, is tried."""
 
 T = TypeVar("T")
 
@@ -42,7 +50,15 @@ class Degrees(NamedTuple):
     ep: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding(NamedTuple):
+    """How ZeRO divides the state of a plan, by the plan's own fields."""
+
+    zero: int
+    hybrid_shard: int
+    accumulation: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Space:
     """All plans for a model, cluster and workload that keep the pins."""
 
@@ -54,11 +70,11 @@ class Space:
     runnable_only: bool = False
     across_nodes: bool = False  # tensor parallelism may leave the node
     rejected: Counter[str] = field(default_factory=Counter, init=False)
-    usable_tensor: frozenset[int] = field(init=False)
 
-    def __post_init__(self) -> None:
-        usable = usable_tensor_degrees(self.model, self.cluster.num_devices)
-        object.__setattr__(self, "usable_tensor", frozenset(usable))
+    @cached_property
+    def usable_tensor(self) -> frozenset[int]:
+        """Tensor degrees that heads and widths allow."""
+        return frozenset(usable_tensor_degrees(self.model, self.cluster.num_devices))
 
     # --- degrees ---------------------------------------------------------------------------------
 
@@ -103,9 +119,9 @@ class Space:
             return "divisibility: tensor degree and heads"
         if not self._keeps_matrices(stages=(replace(self.base.stages[0], tensor=tp),)):
             return "optimizer of whole matrices"
-        if pp * self.base.chunks > self.model.num_layers:
+        if pp * self.pins.chunks > self.model.num_layers:
             return "divisibility: more stages than layers"
-        if self.pins.layers and len(self.pins.layers) != pp * self.base.chunks:
+        if not self.chunks(degrees):
             return "divisibility: stages and the fixed layers"
         if self.workload.sequence_length % cp:
             return "divisibility: sequence and context degree"
@@ -113,7 +129,7 @@ class Space:
             return "divisibility: expert degree and data x context"
         if not self.microbatches(dp):
             return "batch arithmetic"
-        if not any(self.schedules(degrees, m) for m in self.microbatches(dp)):
+        if self._sample(degrees) is None:
             return "micro-batches, chunks and schedule"
         return "fixed settings" if self._breaks_other_rules(degrees) else ""
 
@@ -125,21 +141,57 @@ class Space:
         """True if a fixed setting that no search varies is illegal with these degrees."""
         if self.pins.values.keys() <= {*Degrees._fields, *SEARCHED, "precision"}:
             return False
-        return bool(verify(self._sample(degrees), self.model, self.cluster, self.workload))
+        sample = self._sample(degrees)
+        return sample is None or bool(verify(sample, self.model, self.cluster, self.workload))
 
-    def _sample(self, degrees: Degrees) -> Plan:
-        """A plan with these degrees: the fixed settings, otherwise the first that is tried."""
-        uniform = Plan.uniform(
-            self.model.num_layers,
-            chunks=self.base.chunks,
-            layers=self.pins.layers,
-            **degrees._asdict(),
-        )
-        microbatch = self.microbatches(degrees.dp)[0]
-        schedule = self.schedules(degrees, microbatch)[0]
-        return self.base.with_(stages=uniform.stages, microbatch=microbatch, schedule=schedule)
+    def _sample(self, degrees: Degrees) -> Plan | None:
+        """A plan with these degrees: the first that is tried; None if there is none."""
+        for plan in self.settings(degrees):
+            for chunks in self.chunks(degrees):
+                for schedule in self.schedules(degrees, plan.microbatch, chunks):
+                    for sharding in self.shardings(degrees):
+                        stages = self.stages(degrees, chunks, self.pins.layers)
+                        fields = sharding._asdict()
+                        return plan.with_(stages=stages, chunks=chunks, schedule=schedule, **fields)
+        return None
+
+    def stages(
+        self, degrees: Degrees, chunks: int, layers: tuple[int, ...] | None
+    ) -> tuple[Stage, ...]:
+        """Stages with these degrees and layer counts; an even split if there are none."""
+        return Plan.uniform(
+            self.model.num_layers, chunks=chunks, layers=layers, **degrees._asdict()
+        ).stages
 
     # --- settings --------------------------------------------------------------------------------
+
+    def settings(self, degrees: Degrees) -> Iterator[Plan]:
+        """Plans of one stage with every choice but layers, chunks, schedule and sharding."""
+        tp, _, dp, cp, ep = degrees
+        stop = self.model.num_layers
+        whole = Stage(start=0, stop=stop, data=dp, tensor=tp, context=cp, expert=ep)
+        base = self.base.with_(stages=(whole,), chunks=1)
+        choices = product(
+            self.offloads(),
+            self.recomputes(),
+            self.sequence_parallel(degrees),
+            self.context_methods(degrees),
+            self.microbatches(degrees.dp),
+        )
+        for offload, (recompute, every), is_parallel, method, microbatch in choices:
+            if offload == "activations" and recompute != "full":
+                continue
+            plan = base.with_(
+                offload=offload,
+                recompute=recompute,
+                recompute_every=every,
+                sequence_parallel=is_parallel,
+                context_method=method,
+                microbatch=microbatch,
+                shard_activations=False,
+            )
+            for shards in self.shard_activations(plan):
+                yield plan.with_(shard_activations=True) if shards else plan
 
     def microbatches(self, dp: int) -> list[int]:
         """Micro-batches, ascending, by which a data rank's share of the batch divides."""
@@ -162,27 +214,72 @@ class Space:
         deals = degrees.cp > 1 and all(divides_heads(a, degrees.tp, degrees.cp) for a in attentions)
         return self.pins.choices("context_method", ("ring", "ulysses") if deals else ("ring",))
 
-    def recomputes(self) -> tuple[str, ...]:
-        """What backwards may run again; `selective` pays only where scores are materialised."""
-        if self.base.offload == "activations":
-            return self._allowed("recompute", ("full",))
-        tried = (
-            ("none", "selective", "full") if self.base.attention == "eager" else ("none", "full")
+    def recomputes(self) -> tuple[tuple[str, int], ...]:
+        """What backwards may run again, and of how many layers one does."""
+        kinds = self._allowed("recompute", ("none", "selective", "full"))
+        every = self.pins.choices("recompute_every", RECOMPUTE_EVERY)
+        is_fixed = "recompute_every" in self.pins.values
+        return tuple(
+            (kind, k)
+            for kind in kinds
+            for k in (every if kind == "full" or is_fixed else (1,))
+            if kind != "none" or k == 1
         )
-        return self._allowed("recompute", tried)
 
-    def zeros(self, degrees: Degrees) -> tuple[int, ...]:
-        """ZeRO stages; without data ranks there is nothing to share."""
-        tried = (0, 1, 2, 3) if degrees.dp * degrees.cp > 1 else (0,)
-        return self._allowed("zero", [z for z in tried if self._keeps_matrices(zero=z)])
+    def shard_activations(self, plan: Plan) -> tuple[bool, ...]:
+        """Whether recomputed layers' inputs are divided over tensor ranks, where they can be."""
+        if not shards_activations(plan):
+            return (False,)
+        return self.pins.choices("shard_activations", (False, True))
 
-    def schedules(self, degrees: Degrees, microbatch: int) -> tuple[str, ...]:
+    def offloads(self) -> tuple[str, ...]:
+        """What waits in host memory. Its time is not priced, so nothing unless it is asked for."""
+        return self.pins.choices("offload", ("none",))
+
+    def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
+        """ZeRO stages, over all data ranks or those of a node; without data ranks there is none."""
+        stages = (0, 1, 2, 3) if degrees.dp * degrees.cp > 1 else (0,)
+        tried = tuple(zero for zero in stages if self._keeps_matrices(zero=zero))
+        return tuple(
+            Sharding(zero, shard, how)
+            for zero in self._allowed("zero", tried)
+            for shard in self._hybrids(degrees, zero)
+            for how in self._accumulations(zero)
+        )
+
+    def _hybrids(self, degrees: Degrees, zero: int) -> tuple[int, ...]:
+        inside = max(1, self.cluster.devices_per_node // (degrees.tp * degrees.cp))
+        is_apart = zero > 0 and 1 < inside < degrees.dp and degrees.dp % inside == 0
+        is_apart = is_apart and inside % degrees.ep == 0  # every expert as often in each set
+        return self.pins.choices("hybrid_shard", (0, inside) if is_apart else (0,))
+
+    def _accumulations(self, zero: int) -> tuple[str, ...]:
+        tried = ("auto", "reduce_last") if zero > 1 else ("auto",)
+        chosen = self.pins.choices("accumulation", tried)
+        return tuple(how for how in chosen if zero > 1 or how != "reduce_each")
+
+    # --- pipelines -------------------------------------------------------------------------------
+
+    def chunks(self, degrees: Degrees) -> tuple[int, ...]:
+        """Stages that a pipeline rank may run; one rank has no use for several."""
+        least = self.pins.chunks
+        is_fixed = "chunks" in self.pins.values or degrees.pp == 1
+        tried: tuple[int, ...] = (least,) if is_fixed else CHUNKS
+        if "schedule" in self.pins.values:
+            traits = TRAITS[self.pins.values["schedule"]]
+            tried = tuple(c for c in tried if traits.allows_chunks(c)) or (least,)
+        counts = (c for c in tried if degrees.pp * c <= self.model.num_layers)
+        layers = self.pins.layers
+        return tuple(c for c in counts if not layers or len(layers) == degrees.pp * c)
+
+    def schedules(self, degrees: Degrees, microbatch: int, chunks: int) -> tuple[str, ...]:
         """Schedules that have a program; with one stage there is nothing to choose."""
-        chunks = self.base.chunks
-        tried: Sequence[str] = SEARCHED_SCHEDULES if degrees.pp > 1 else (self.base.schedule,)
-        if chunks > 1:
-            tried = [name for name, traits in TRAITS.items() if traits.allows_chunks(chunks)]
         count = self.workload.global_batch // (degrees.dp * microbatch)
+        tried: Sequence[str] = [name for name, t in TRAITS.items() if t.allows_chunks(chunks)]
+        if degrees.pp == 1 and chunks == 1:
+            tried = (self.base.schedule,)
+        elif degrees.pp * count > AUTOMATIC_SIZE:
+            tried = [name for name in tried if name != "zb-auto"]
         return tuple(
             name
             for name in self._allowed("schedule", tried)

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from triptych.cost.pipeline import one_f_one_b_s
 from triptych.cost.pricer import EMBEDDING, HEAD, Pricer
 from triptych.cost.setting import Setting
 from triptych.plan.plan import even_split
@@ -14,23 +13,20 @@ from triptych.plan.plan import even_split
 _STEPS = 20
 
 
-def layer_splits(
-    pricer: Pricer, setting: Setting, parts: int, num_microbatches: int
-) -> tuple[tuple[int, ...], ...]:
-    """The splits worth pricing: the even one, and a better balanced one if it is faster."""
+def layer_splits(pricer: Pricer, setting: Setting, parts: int) -> tuple[tuple[int, ...], ...]:
+    """The splits worth pricing: the even one, and one whose slowest part is faster, if any is."""
     even = even_split(pricer.model.num_layers, parts)
-    if parts == 1:
+    if parts in (1, pricer.model.num_layers):
         return (even,)
     layers_s = [_seconds(pricer, kind, setting) for kind in pricer.kind_of_layer]
     ends_s = _seconds(pricer, EMBEDDING, setting), _seconds(pricer, HEAD, setting)
 
-    def makespan_s(counts: tuple[int, ...]) -> float:
-        sums = part_sums(layers_s, counts, *ends_s)
-        return one_f_one_b_s([(s / 3, 2 * s / 3) for s in sums], num_microbatches)
+    def slowest_s(counts: tuple[int, ...]) -> float:
+        return max(part_sums(layers_s, counts, *ends_s))
 
     others = (quantile_split(layers_s, parts, *ends_s), balanced_split(layers_s, parts, *ends_s))
-    best = min(others, key=makespan_s)
-    return (even, best) if makespan_s(best) < makespan_s(even) * (1 - 1e-9) else (even,)
+    best = min(others, key=slowest_s)
+    return (even, best) if slowest_s(best) < slowest_s(even) * (1 - 1e-9) else (even,)
 
 
 def part_sums(

@@ -198,3 +198,128 @@ def test_a_folder_that_is_not_there_is_named(
     args = ["plan", model, "--cluster", "1x2xcpu", "--seq", "64", "--batch", "8"]
     assert run([*args, "--out", str(out)]) == 2
     assert str(out) in capsys.readouterr().err
+
+
+# --- objectives, prices, sweeps, explanations --------------------------------------------------
+
+TINY = ["--cluster", "1x4xH100-SXM", "--seq", "64", "--batch", "8"]
+
+
+def test_an_objective_ranks_and_a_price_is_counted(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", model, *TINY, "--price", "2.50"]
+    fast = answer([*words, "--objective", "money"], capfd)[1]["plans"]
+    small = answer([*words, "--objective", "memory"], capfd)[1]["plans"]
+    memory = [plan["peak_memory_gib"] for plan in small]
+    assert memory == sorted(memory) and small[0]["reason"].startswith("smallest")
+    assert small[0]["peak_memory_gib"] <= fast[0]["peak_memory_gib"]
+    for plan in (*fast, *small):
+        hours = 1e9 / plan["tokens_per_s_per_gpu"] / 3600
+        assert plan["gpu_hours_per_billion_tokens"] == pytest.approx(hours)
+        assert plan["cost_per_billion_tokens"] == pytest.approx(2.5 * hours)
+
+
+def test_a_front_and_a_sensitivity_are_there_if_asked_for(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", model, *TINY, "--fix", "microbatch=1"]
+    plain = answer(words, capfd)[1]
+    assert plain["front"] == plain["sensitivity"] == []
+    full = answer([*words, "--front", "--sensitivity"], capfd)[1]
+    memory = [plan["peak_memory_gib"] for plan in full["front"]]
+    times = [plan["step_time_s"] for plan in full["front"]]
+    assert times == sorted(times) and memory == sorted(memory, reverse=True)
+    changes = [effect["change"] for effect in full["sensitivity"]]
+    assert changes == [
+        "links in the node x0.5",
+        "links in the node x2",
+        "memory x0.9",
+        "memory x1.1",
+        "global batch x0.5",
+        "global batch x2",
+    ]
+    for effect in full["sensitivity"]:
+        assert effect["plan"] and effect["step_time_s"] > 0
+        if effect["kept_step_time_s"] is not None:
+            assert effect["kept_step_time_s"] >= effect["step_time_s"] * (1 - 1e-9)
+    assert run([*words, "--front", "--sensitivity"]) == 0
+    text = capfd.readouterr().out
+    assert "what binds plan 1" in text and "none is both faster and smaller" in text
+    assert "global batch x2" in text and "passed over by a bound" in text
+
+
+def test_a_sweep_is_a_grid_with_the_best_row_and_the_front(
+    model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep = ["--sweep", "gpus=1,2,4", "batch=4,8", "--fix", "microbatch=1", "--price", "2"]
+    code, document = answer(["plan", model, *TINY, *sweep, "--objective", "gpu-hours"], capfd)
+    rows = document["rows"]
+    assert code == 0 and document["sweep"] == ["gpus", "batch"]
+    assert [(row["gpus"], row["batch"]) for row in rows] == [
+        (gpus, batch) for gpus in "124" for batch in "48"
+    ]
+    assert all(row["plan"] and row["devices"] == int(row["gpus"]) for row in rows)
+    hours = [row["gpu_hours_per_billion_tokens"] for row in rows]
+    assert document["best"] == hours.index(min(hours))
+    speeds = [rows[index]["tokens_per_s"] for index in document["front"]]
+    assert speeds == sorted(speeds) and document["front"]
+    assert run(["plan", model, *TINY, *sweep]) == 0
+    assert "GPU-h per B tokens" in capfd.readouterr().out
+
+
+def test_a_sweep_over_devices_has_the_price_of_each(
+    model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "sweep.html"
+    sweep = ["--sweep", "device=H100-SXM,A100-80", "gpus=2,4,6", "--fix", "microbatch=1"]
+    prices = ["--price", "H100-SXM=3,A100-80=1.5", "--objective", "money"]
+    words = ["plan", model, *TINY, *sweep, *prices, "--report", str(page)]
+    code, document = answer(words, capfd)
+    assert code == 0 and len(document["rows"]) == 6
+    for row in document["rows"]:
+        if row["plan"]:
+            price = 3 if row["device"].startswith("H100") else 1.5
+            hours = row["gpu_hours_per_billion_tokens"]
+            assert row["cost_per_billion_tokens"] == pytest.approx(price * hours)
+    problems = [row["problem"] for row in document["rows"] if not row["plan"]]
+    assert problems and all("works: gpus=4" in problem for problem in problems)
+    assert "GPU-h per B tokens" in page.read_text() and "<script" not in page.read_text()
+
+
+def test_all_that_is_wrong_is_said_at_once_with_what_was_meant(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["plan", "llama-3.1-8b", "--cluster", "1x8xH100-SXM"]
+    wrong = ["--fix", "tpp=8,zer=1,pp", "--sweep", "gpu=8", "seq=x", "--objective", "tme"]
+    assert run([*words, *wrong, "--price", "cheap"]) == 2
+    text = capsys.readouterr().err
+    for word in ("tpp", "zero", "--fix pp", "gpus=...", "seq=x", "time", "--price cheap"):
+        assert word in text
+    assert run([*words, "--objective", "money"]) == 2
+    assert "--price 2.50" in capsys.readouterr().err
+
+
+PINNED = [
+    ("tp", "2"), ("pp", "2"), ("dp", "2"), ("cp", "2"), ("ep", "1"), ("zero", "2"),
+    ("hybrid_shard", "2"), ("accumulation", "reduce_last"), ("schedule", "zb-h1"), ("chunks", "2"),
+    ("microbatch", "2"), ("recompute", "selective"), ("recompute_every", "2"),
+    ("shard_activations", "0"), ("sequence_parallel", "1"), ("offload", "optimizer"),
+    ("context_method", "ulysses"), ("layers", "3+1"), ("bucket_bytes", "1048576"),
+    ("prefetch", "2"), ("precision", "fp32"), ("attention", "eager"), ("compile", "1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), PINNED)
+def test_every_setting_can_be_fixed_and_its_plan_reads_back(
+    key: str, value: str, model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, document = answer(["plan", model, *TINY, "--fix", f"{key}={value}", "--top", "2"], capfd)
+    assert code == 0
+    for plan in document["plans"]:
+        whole = plan["plan"]
+        shown = whole["precision"]["parameter"] if key == "precision" else whole[key]
+        wanted = [3, 1] if key == "layers" else value
+        assert str(int(shown) if isinstance(shown, bool) else shown) == str(wanted)
+        back = answer(["predict", model, *TINY, "--plan", whole["short"]], capfd)[1]
+        assert back["step_time_s"] == plan["step_time_s"]

@@ -48,8 +48,26 @@ def prediction(short: str = "tp=2,pp=2,dp=1,precision=fp32", **changes: Any) -> 
 SEARCH: dict[str, Any] = {
     "schema_version": 1,
     "search_time_s": 0.25,
-    "candidates": 42,
-    "rejected": {"heads do not divide": 3, "does not fit in memory": 7},
+    "candidates": 45,
+    "legal": 42,
+    "simulated": 2,
+    "rejected": {"heads do not divide": 3, "memory": 7},
+    "bounds": {"memory: state": 7, "time: work": 33},
+    "binding": ["bubble: 25% of the step waits"],
+    "front": [
+        {"plan": "tp=2,pp=2,dp=1", "step_time_s": 0.1, "peak_memory_gib": 0.5},
+        {"plan": "tp=4,pp=1,dp=1", "step_time_s": 0.11, "peak_memory_gib": 0.4},
+    ],
+    "sensitivity": [
+        {
+            "change": "network x0.5",
+            "plan": "tp=4,pp=1,dp=1",
+            "step_time_s": 0.12,
+            "speed": 0.83,
+            "kept_step_time_s": 0.15,
+            "is_same": False,
+        }
+    ],
     "plans": [
         prediction(reason="fastest: <TP> stays in the node"),
         prediction("tp=1,pp=4,dp=1,precision=fp32", step_time_s=0.2, reason="2 times slower"),

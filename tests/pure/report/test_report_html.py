@@ -51,9 +51,13 @@ def test_a_whole_run_has_every_section(run_folder: Path) -> None:
         "The plan",
         "Memory of the largest rank, predicted",
         "Step time by term",
+        "Communication by axis, predicted",
         "Pipeline timeline",
         "Predicted beside measured",
         "Ranked plans",
+        "What binds the first plan",
+        "Sensitivity",
+        "Time against memory",
     ]
 
 
@@ -92,8 +96,8 @@ def test_the_loss_curve_has_training_and_held_out_text(run_folder: Path) -> None
 def test_ranked_plans_come_with_reasons(run_folder: Path) -> None:
     text = html(read_run(run_folder))
     assert "2 times slower" in text
-    assert "42 plans priced in 250 ms" in text
-    assert "7 does not fit in memory; " in text
+    assert "42 legal plans in 250 ms: 2 simulated" in text
+    assert "7 memory: state" in text
 
 
 def test_a_plan_that_has_not_run_gets_a_page(run_folder: Path) -> None:

@@ -33,16 +33,17 @@ def test_ranked_plans_have_figures_reasons_and_rejections(search_document: dict[
         "  1  fastest: <TP> stays in the node",
         "  2  2 times slower",
         "",
-        "42 plans priced in 250 ms",
-        "  7 rejected: does not fit in memory",
-        "  3 rejected: heads do not divide",
+        "42 legal plans in 250 ms: 2 simulated, the others passed over by a bound",
+        "  33 by time: work",
+        "  7 by memory: state",
+        "  3 sets of degrees rejected: heads do not divide",
     ]
 
 
 def test_no_plan_is_said_with_the_reasons() -> None:
-    text = plans_table({"plans": [], "candidates": 3, "rejected": {"does not fit in memory": 3}})
+    text = plans_table({"plans": [], "legal": 3, "bounds": {"memory: state": 3}})
     assert text.startswith("no plan fits\n")
-    assert "3 rejected: does not fit in memory" in text
+    assert "3 by memory: state" in text
 
 
 def test_a_plan_that_does_not_fit_is_marked(make_prediction: Callable[..., Any]) -> None:

@@ -65,11 +65,13 @@ def test_next_best_plans_fill_up_when_degrees_are_fixed() -> None:
         (tiny(), cpus(6), 9),
     ],
 )
-def test_rejected_and_fitting_add_up_to_the_candidates(
-    model: Model, cluster: Any, batch: int
-) -> None:
+def test_what_became_of_every_candidate_is_counted(model: Model, cluster: Any, batch: int) -> None:
     result = search(model, cluster, work(batch, 1024))
-    assert sum(result.rejected.values()) + result.fitting == result.candidates
+    illegal = sum(count for why, count in result.rejected.items() if why != "memory")
+    assert illegal + result.legal == result.candidates
+    assert sum(result.bounds.values()) + result.simulated == result.legal
+    too_large = sum(count for name, count in result.bounds.items() if name.startswith("memory"))
+    assert result.rejected.get("memory", 0) == too_large
 
 
 def test_rejections_have_their_reasons() -> None:
@@ -206,7 +208,7 @@ def test_a_schedule_without_chunks_refuses_them() -> None:
 
 
 def test_fixed_chunks_try_every_schedule_that_has_as_many() -> None:
-    result = search(tiny(), gpus(1, 2), work(), fixed={"chunks": "2", "pp": "2"}, top=50)
+    result = search(tiny(), gpus(1, 2), work(), fixed={"chunks": "2", "pp": "2"}, top=400)
     found = {candidate.plan.schedule for candidate in result.plans}
     assert found == {"interleaved", "breadth-first", "zb-v", "dualpipe-v"}
     assert all(candidate.plan.chunks == 2 for candidate in result.plans)
@@ -259,9 +261,9 @@ def test_a_pin_that_stands_in_the_way_is_named() -> None:
 
 
 def test_more_devices_are_offered_when_they_help() -> None:
-    model = load_model("llama-3.1-70b")
-    where = parse_cluster("1x8xA100-SXM4-40GB")
-    result = search(model, where, Workload(sequence_length=4096, global_batch=512))
+    model, where = load_model("llama-3.1-70b"), parse_cluster("1x8xA100-SXM4-40GB")
+    fixed = {"microbatch": "1", "schedule": "1f1b"}
+    result = search(model, where, Workload(sequence_length=4096, global_batch=64), fixed=fixed)
     assert result.closest is not None
     assert any("devices instead of 8" in change for change in result.closest.changes)
 
