@@ -17,16 +17,13 @@ from triptych.cost.site import Site
 CHUNK_TOKENS = 1024
 """Tokens whose logits are alive at once."""
 
-LOSS_BYTES = {False: 48.0, True: 16.0}
-"""Bytes moved per logit by softmax, loss and gradient: kernel by kernel in fp32, or fused."""
-
 LOSS_OPERATORS = 6
 
 
 def embedding_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> PieceCost:
     """The lookup and the sum of the ranks' parts; the backward scatters into the table."""
-    seconds = [operator_seconds(op, site.rates, setting, site.sequence_length) for op in local]
-    forward_host_s, backward_host_s = host_s(site.rates, setting, len(local))
+    seconds = [operator_seconds(site, op, setting) for op in local]
+    forward_host_s, backward_host_s = host_s(site, setting, len(local))
     forward_s = with_host(site.rates, sum(s.forward_s for s in seconds), forward_host_s)
     backward_s = with_host(site.rates, sum(s.backward_s for s in seconds), backward_host_s)
     table_elements = sum(op.weight_elements for op in local if op.operator.split == "vocab")
@@ -47,7 +44,7 @@ def head_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) ->
     """Final norm, three products a chunk, softmax and its small all-reduces."""
     tokens = site.tokens(setting)
     norm, product = local[0], local[1]
-    norm_s = operator_seconds(norm, site.rates, setting, site.sequence_length)
+    norm_s = operator_seconds(site, norm, setting)
     chunks = math.ceil(tokens / CHUNK_TOKENS)
     loss_s = chunks * _chunk_s(site, product, setting, tokens / chunks)
     gathered_s, reduced_s = _exchange_s(site, setting)
@@ -78,8 +75,9 @@ def _chunk_s(site: Site, product: LocalOperator, setting: Setting, rows: float) 
     """One chunk: logits, softmax and loss, gradients of the hidden states and of the matrix."""
     rates, k, n = site.rates, product.k, product.n
     work_s = gemm_s(rates, rows, k, n) + gemm_s(rates, rows, n, k) + gemm_s(rates, k, rows, n)
-    work_s += rows * n * LOSS_BYTES[setting.compile] / rates.memory_bytes_per_s
-    issued_s, _ = host_s(rates, setting, LOSS_OPERATORS)
+    moved_bytes = rows * n * site.software.kernels(setting.compile).loss_bytes
+    work_s += moved_bytes / rates.memory_bytes_per_s
+    issued_s, _ = host_s(site, setting, LOSS_OPERATORS)
     return with_host(rates, work_s, issued_s)
 
 

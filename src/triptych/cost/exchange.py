@@ -24,9 +24,10 @@ def regions(block: Block) -> int:
 def halves_s(site: Site, setting: Setting, halves: int) -> float:
     """Seconds of so many halves of exchanges of the hidden states over the tensor ranks."""
     size_bytes = site.activation_bytes(setting)
+    exposed = 1.0 - site.software.hides_tensor
     if setting.sequence_parallel:
-        return halves * site.tensor.gather_s(size_bytes)
-    return halves / HALVES * site.tensor.all_reduce_s(size_bytes)
+        return exposed * halves * site.tensor.gather_s(size_bytes)
+    return exposed * halves / HALVES * site.tensor.all_reduce_s(size_bytes)
 
 
 def halves_bytes(site: Site, setting: Setting, halves: int) -> float:

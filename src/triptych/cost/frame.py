@@ -209,6 +209,7 @@ class Frame:
             self.pricer.group(storage.shards, stage.tensor),
             forward_s=cost.forward_s,
             backward_s=cost.backward_s,
+            most_hidden=self.pricer.software.hides_shards,
             is_cpu=self.is_cpu,
         )
         return exposed.forward_s, exposed.backward_s
@@ -227,6 +228,7 @@ class Frame:
             last_backward_s=cost.backward_s,
             sequence_parallel=setting.sequence_parallel,
             memory_bytes_per_s=self.pricer.rates(setting.dtype).memory_bytes_per_s,
+            software=self.pricer.software,
             is_cpu=self.is_cpu,
         )
 

@@ -11,6 +11,7 @@ from triptych.cost.memory import Memory
 from triptych.cost.prediction import Prediction
 from triptych.cost.pricer import Pricer
 from triptych.cost.setting import Parts
+from triptych.cost.software import TRIPTYCH, Software
 from triptych.cost.step import (
     Priced,
     Step,
@@ -29,9 +30,15 @@ from triptych.plan.workload import Workload
 from triptych.units import GIB
 
 
-def predict(model: Model, cluster: Cluster, workload: Workload, plan: Plan) -> Prediction:
-    """Time, memory and traffic of one training step of a legal plan."""
-    return predict_with(Pricer(model, cluster, workload), plan)
+def predict(
+    model: Model,
+    cluster: Cluster,
+    workload: Workload,
+    plan: Plan,
+    software: Software = TRIPTYCH,
+) -> Prediction:
+    """Time, memory and traffic of one training step of a legal plan under a training program."""
+    return predict_with(Pricer(model, cluster, workload, software), plan)
 
 
 def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> Prediction:
@@ -62,7 +69,9 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
         memory_limit_gib=limit / GIB,
         runnable=not reasons,
         reasons=reasons,
-        assumptions=assumptions(plan, pricer.model, pricer.cluster, rates, is_whole),
+        assumptions=assumptions(
+            plan, pricer.model, pricer.cluster, rates, pricer.software, is_whole
+        ),
         plan=plan,
         timeline=predicted_timeline(frame, priced, plan.schedule) if with_timeline else None,
     )

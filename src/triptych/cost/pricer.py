@@ -19,6 +19,7 @@ from triptych.cost.rates import Rates, memory_limit_bytes, rates, slowest_device
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator, localize
 from triptych.cost.site import Site
+from triptych.cost.software import TRIPTYCH, Software
 from triptych.model.model import Model
 from triptych.model.operators import block_operators, embedding_operators, head_operators
 from triptych.plan.workload import Workload
@@ -63,8 +64,15 @@ Counts = tuple[int, ...]
 class Pricer:
     """Prices pieces; pure but for its memory of what it priced before."""
 
-    def __init__(self, model: Model, cluster: Cluster, workload: Workload) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cluster: Cluster,
+        workload: Workload,
+        software: Software = TRIPTYCH,
+    ) -> None:
         self.model, self.cluster, self.workload = model, cluster, workload
+        self.software = software
         self.device = slowest_device(cluster)
         self.memory_limit_bytes = memory_limit_bytes(cluster)
         self.kinds = tuple(dict.fromkeys(model.blocks))
@@ -102,6 +110,7 @@ class Pricer:
                 model=self.model,
                 sequence_length=self.workload.sequence_length,
                 rates=self.rates(setting.dtype),
+                software=self.software,
                 tensor=self.group(setting.tensor, 1),
                 context=self.group(setting.context, setting.tensor),
                 expert=self.group(setting.expert, setting.tensor),
@@ -252,7 +261,8 @@ class Pricer:
     def _accumulation_s(self, held: Holdings, setting: Setting) -> float:
         """Adding a micro-batch's gradients into the fp32 buffers: one read, one read and write."""
         used = self.rates(setting.dtype)
-        return held.total * (used.element_bytes + 8.0) / used.memory_bytes_per_s
+        moved_bytes = self.software.accumulation_bytes or used.element_bytes + 8.0
+        return held.total * moved_bytes / used.memory_bytes_per_s
 
 
 EMBEDDING, HEAD = -1, -2

@@ -21,6 +21,7 @@ from triptych.cost.step import (
     step_bound_s,
     step_seconds,
 )
+from triptych.cost.software import TRIPTYCH
 from triptych.cost.storage import Storage
 from triptych.cost.sync import step_tail
 from triptych.model.count import training_flops_per_token
@@ -163,6 +164,7 @@ def test_a_long_backward_hides_all_buckets_but_the_last_unless_on_a_cpu(is_cpu: 
         last_backward_s=1e3,
         sequence_parallel=False,
         memory_bytes_per_s=1e12,
+        software=TRIPTYCH,
         is_cpu=is_cpu,
     )
     count = math.ceil(held.dense * 4 / chosen.bucket_bytes)

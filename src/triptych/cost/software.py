@@ -1,0 +1,53 @@
+"""What a training program does that costs time or memory: its features, not its name.
+
+A plan says how work is split; this says how it is executed. `TRIPTYCH` describes our own runtime;
+`triptych validate` describes other programs in the same words. Each number belongs to a feature,
+never to a model or a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Operators that are not products: what they move, and what the host does for them."""
+
+    traffic: float  # bytes over those of one fused kernel per operator
+    launches: float  # kernels per operator of the model
+    host: float = 1.0  # host time per kernel over the device's `operator_s`
+    loss_bytes: float  # moved per logit by softmax, loss and gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Features of a training program."""
+
+    name: str
+    eager: Kernels
+    compiled: Kernels
+    flash: int = 0  # generation of attention kernels; 0: the second for sdpa, the third for flash
+    fuses_softmax: bool = False  # of written-out scores
+    splits_messages: bool = False  # tensor ranks each send a part of what a stage hands on
+    hides_gradients: bool = True  # sums of gradients travel behind the last backward
+    hides_shards: float = 0.5  # most of ZeRO-3's traffic that hides behind compute
+    hides_tensor: float = 0.0  # part of tensor-parallel exchanges that hides behind products
+    exchange: float = 1.0  # rate of gradient sums against the link's
+    checkpoint_s: float = 0.0  # host time of a recomputed layer besides its operators
+    accumulation_bytes: float = 0.0  # per parameter and micro-batch; 0: a 16-bit read, fp32 added
+    optimizer_bytes: float = 28.0  # per parameter of an update in fp32
+    contention: float = 0.0  # more host time for each further tensor rank
+
+    def kernels(self, compiled: bool) -> Kernels:
+        """Those of a compiled or an eager model."""
+        return self.compiled if compiled else self.eager
+
+
+TRIPTYCH = Software(
+    name="triptych",
+    # Counted kernel by kernel for a Llama layer of `transformers`: 308h against 94h bytes, about
+    # 26 kernels for 11 operators.
+    eager=Kernels(traffic=3.0, launches=2.4, loss_bytes=48.0),
+    compiled=Kernels(traffic=1.0, launches=1.0, loss_bytes=16.0),
+)
