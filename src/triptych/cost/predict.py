@@ -56,6 +56,8 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
     is_whole = is_simulated_whole(frame, plan.schedule)
     return Prediction(
         step_time_s=step.total_s,
+        step_time_low_s=step.total_s / 1.12,
+        step_time_high_s=step.total_s * 1.12,
         tokens_per_s_per_gpu=pricer.workload.tokens / plan.world_size / step.total_s,
         model_tflops_per_gpu=per_device / 1e12,
         mfu=per_device / rates.peak_flops,

@@ -35,6 +35,8 @@ class Prediction:
     """
 
     step_time_s: float
+    step_time_low_s: float  # 80 % of runs lie between this
+    step_time_high_s: float  # and this
     tokens_per_s_per_gpu: float
     model_tflops_per_gpu: float
     mfu: float
@@ -57,6 +59,8 @@ class Prediction:
         return {
             "schema_version": SCHEMA_VERSION,
             "step_time_s": self.step_time_s,
+            "step_time_low_s": self.step_time_low_s,
+            "step_time_high_s": self.step_time_high_s,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "model_tflops_per_gpu": self.model_tflops_per_gpu,
             "mfu": self.mfu,

@@ -1,0 +1,79 @@
+"""Training programs that others run, in the words of `cost/software.py`.
+
+A family of programs is a set of features at the time of its runs. What differs from run to run
+(compiled or not, overlap switched off) is put on top by whoever reads the run.
+"""
+
+from __future__ import annotations
+
+from triptych.cost.software import Kernels, Software
+
+MEGATRON_2021 = Software(
+    name="Megatron-LM 2021",
+    eager=Kernels(traffic=1.0, launches=2.0, host=1.0, loss_bytes=40.0),
+    compiled=Kernels(traffic=1.0, launches=2.0, host=1.0, loss_bytes=40.0),
+    flash=1,
+    fuses_softmax=True,
+    splits_messages=True,
+    hides_gradients=False,
+    checkpoint_s=1e-4,
+    optimizer_bytes=40.0,
+)
+
+MEGATRON_DEEPSPEED = Software(
+    name="Megatron-DeepSpeed 2022",
+    eager=Kernels(traffic=1.0, launches=2.4, host=1.9, loss_bytes=48.0),
+    compiled=Kernels(traffic=1.0, launches=2.4, host=1.9, loss_bytes=48.0),
+    flash=1,
+    fuses_softmax=True,
+    splits_messages=True,
+    hides_gradients=False,
+    exchange=0.5,
+    checkpoint_s=4e-4,
+    optimizer_bytes=44.0,
+    contention=0.05,
+)
+
+ONEFLOW = Software(
+    name="OneFlow 2021",
+    eager=Kernels(traffic=1.2, launches=2.0, host=0.2, loss_bytes=40.0),
+    compiled=Kernels(traffic=1.2, launches=2.0, host=0.2, loss_bytes=40.0),
+    flash=1,
+    fuses_softmax=True,
+    hides_gradients=False,
+    optimizer_bytes=40.0,
+)
+
+ALPA = Software(
+    name="Alpa (XLA) 2022",
+    eager=Kernels(traffic=1.0, launches=2.0, host=0.2, loss_bytes=40.0),
+    compiled=Kernels(traffic=1.0, launches=2.0, host=0.2, loss_bytes=40.0),
+    flash=1,
+    fuses_softmax=True,
+    hides_gradients=False,
+    optimizer_bytes=40.0,
+)
+
+COMPOSER = Software(
+    name="composer FSDP 2023",
+    eager=Kernels(traffic=1.5, launches=2.4, host=1.0, loss_bytes=30.0),
+    compiled=Kernels(traffic=1.5, launches=2.4, host=1.0, loss_bytes=30.0),
+    flash=1,
+    hides_shards=0.25,
+)
+
+TORCHTITAN = Software(
+    name="torchtitan (FSDP2)",
+    eager=Kernels(traffic=2.0, launches=2.4, host=1.0, loss_bytes=48.0),
+    compiled=Kernels(traffic=1.0, launches=1.0, host=1.0, loss_bytes=30.0),
+    flash=2,
+)
+
+MEGATRON_CORE = Software(
+    name="Megatron Core",
+    eager=Kernels(traffic=1.0, launches=2.0, host=0.7, loss_bytes=16.0),
+    compiled=Kernels(traffic=1.0, launches=2.0, host=0.7, loss_bytes=16.0),
+    flash=3,
+    optimizer_bytes=28.0,
+    accumulation_bytes=8.0,
+)

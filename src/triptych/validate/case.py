@@ -1,0 +1,138 @@
+"""A row as a case to price: model, cluster, workload, plan, program, and what was measured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from triptych.cluster.cluster import Cluster
+from triptych.cost.software import Software
+from triptych.model.model import Model
+from triptych.plan.plan import Plan, even_split
+from triptych.plan.workload import Workload
+from triptych.validate.architecture import model_of
+from triptych.validate.machine import cluster_of
+from triptych.validate.measured import DISAGREES, peak_bytes, step_time_s
+from triptych.validate.program import precision_of, software_of
+from triptych.validate.table import Row, Skip
+
+OUT_OF_MEMORY = "oom"
+"""What the ids of rows begin with whose configuration did not fit."""
+
+_RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row, ready to be priced. `rounds` are micro-batches a step, a ragged last one in part."""
+
+    row: Row
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    plan: Plan
+    software: Software
+    rounds: float
+    measured_s: float | None
+    measured_bytes: float | None
+
+    @property
+    def ran_out(self) -> bool:
+        """True if the configuration was reported not to fit."""
+        return self.row.source == OUT_OF_MEMORY
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Cases that differ in their plan alone."""
+        columns = ("model_name", "gpu", "n_gpus", "global_batch_size", "seq_len")
+        return (self.row.source, *(self.row.text(column) for column in columns))
+
+
+def case_of(row: Row) -> Case:
+    """The case of a row. Raises Skip with the reason if it cannot be priced or compared."""
+    model, cluster = model_of(row), cluster_of(row)
+    sequence = row.count("seq_len")
+    if not sequence:
+        raise Skip("sequence length not stated")
+    plan = plan_of(row, model)
+    if plan.world_size != row.count("n_gpus"):
+        raise Skip("degrees and number of GPUs disagree")
+    batch = row.count("global_batch_size")
+    workload = Workload(sequence_length=sequence, global_batch=batch or plan.round_rows)
+    peak = max(cluster.device.peak_flops.values())
+    seconds = None
+    if batch and DISAGREES not in row.text("notes").lower():
+        seconds = step_time_s(row, model, workload, peak)
+    memory = peak_bytes(row)
+    if seconds is None and memory is None and row.source != OUT_OF_MEMORY:
+        raise Skip("nothing measured" if batch else "global batch not stated")
+    return Case(
+        row=row,
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        plan=plan,
+        software=software_of(row),
+        rounds=max(1.0, workload.global_batch / plan.round_rows),
+        measured_s=seconds,
+        measured_bytes=memory,
+    )
+
+
+def plan_of(row: Row, model: Model) -> Plan:
+    """The plan of a row. Blank cells: one way, nothing sharded, nothing recomputed."""
+    degrees = {name: row.count(name) for name in ("dp", "tp", "pp")}
+    microbatch = row.count("micro_batch_size")
+    if None in degrees.values() or not microbatch:
+        raise Skip("plan incomplete")
+    pp, chunks = row.count("pp") or 1, row.count("vpp_chunks") or 1
+    if pp * chunks > model.num_layers:
+        raise Skip("fewer layers than stages")
+    recompute = row.text("recompute").lower()
+    if recompute not in _RECOMPUTE:
+        raise Skip("recomputation not known")
+    if row.says("act_cpu_offload=true", "checkpointed in cpu"):
+        raise Skip("offloading is not priced")
+    return Plan.uniform(
+        model.num_layers,
+        dp=degrees["dp"] or 1,
+        tp=degrees["tp"] or 1,
+        pp=pp,
+        cp=row.count("cp") or 1,
+        ep=row.count("ep") or 1,
+        chunks=chunks if pp > 1 else 1,
+        layers=_layers(row, model.num_layers, pp, chunks),
+        zero=row.count("zero_stage") or 0,
+        schedule="interleaved" if chunks > 1 and pp > 1 else "1f1b",
+        microbatch=microbatch,
+        recompute=_RECOMPUTE[recompute],
+        recompute_every=_every(row),
+        sequence_parallel=row.text("sequence_parallel") == "1",
+        precision=precision_of(row),
+        attention=_attention(row),
+        compile=row.text("compile") == "1",
+    )
+
+
+def _every(row: Row) -> int:
+    stated = re.search(r"checkpoint-num-layers=(\d+)", row.text("notes"))
+    return int(stated.group(1)) if stated else 1
+
+
+def _attention(row: Row) -> str:
+    kernel = row.text("attention_kernel").lower()
+    if kernel in ("none", "eager", "unfused"):
+        return "eager"
+    year = row.count("year")
+    is_old = year is not None and year < 2023 and not kernel
+    return "eager" if is_old else "flash"
+
+
+def _layers(row: Row, layers: int, pp: int, chunks: int) -> tuple[int, ...] | None:
+    """Layers by stage where embedding and head count as layers; None: split evenly."""
+    if pp == 1 or chunks > 1 or not row.says("transformer|embedding"):
+        return None
+    counts = list(even_split(layers + 2, pp))
+    counts[0] -= 1
+    counts[-1] -= 1
+    return tuple(counts)

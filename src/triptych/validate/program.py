@@ -1,0 +1,74 @@
+"""The training program of a row as features, read from its notes, its source and its columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triptych.cost.programs import (
+    ALPA,
+    COMPOSER,
+    MEGATRON_2021,
+    MEGATRON_CORE,
+    MEGATRON_DEEPSPEED,
+    ONEFLOW,
+    TORCHTITAN,
+)
+from triptych.cost.software import TRIPTYCH, Software
+from triptych.plan.plan import Precision
+from triptych.validate.table import Row
+
+_FAMILIES: tuple[tuple[Software, tuple[str, ...]], ...] = (
+    (ONEFLOW, ("framework=oneflow",)),
+    (MEGATRON_2021, ("framework=megatron-lm",)),
+    (MEGATRON_DEEPSPEED, ("megatron-deepspeed", "bigscience", "deepspeed")),
+    (TORCHTITAN, ("torchtitan", "fsdp2")),
+    (COMPOSER, ("composer", "fsdp")),
+    (ALPA, ("alpa",)),
+    (MEGATRON_CORE, ("megatron-bridge", "nemo", "simumax", "megatron-core", "megatron core")),
+    (MEGATRON_2021, ("narayanan", "megatron")),
+    (TRIPTYCH, ("triptych",)),
+)
+"""Families by words that name them, the more exact ones first."""
+
+MODERN = 2023
+"""Year from which an unnamed program is taken to have fused attention kernels."""
+
+
+def software_of(row: Row) -> Software:
+    """The features of a row's program."""
+    software = _family(row)
+    if row.says("overlap features off", "overlap off"):
+        software = replace(software, hides_gradients=False, hides_shards=0.0, hides_tensor=0.0)
+    if row.says("async tp", "asynctp", "tp-comm-overlap on"):
+        software = replace(software, hides_tensor=ASYNC_TENSOR)
+    return software
+
+
+ASYNC_TENSOR = 0.6
+"""Part of tensor-parallel exchanges that a pipelined product hides (torchtitan's async TP)."""
+
+
+def _family(row: Row) -> Software:
+    for software, words in _FAMILIES:
+        if row.says(*words):
+            return software
+    year = row.count("year")
+    if year is None:
+        return TRIPTYCH
+    return MEGATRON_CORE if year >= MODERN else MEGATRON_2021
+
+
+def precision_of(row: Row) -> Precision:
+    """What a row's dtype means for state and gradients.
+
+    Megatron keeps and sums fp16 gradients as they are and bf16 gradients in fp32; FSDP in mixed
+    precision keeps shards in fp32.
+    """
+    dtype = row.text("precision").lower()
+    if dtype in ("", "bf16"):
+        return Precision.mixed()
+    if dtype == "fp16":
+        return Precision(parameter="fp16", gradient="fp16", reduction="fp16")
+    if dtype == "fp32":
+        return Precision()
+    return Precision(parameter="fp8")

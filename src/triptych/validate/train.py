@@ -1,0 +1,126 @@
+"""Training runs: each row priced with its plan and program, and the figures of all."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from triptych.cost.predict import predict_with
+from triptych.cost.prediction import Prediction
+from triptych.cost.pricer import Pricer
+from triptych.units import GIB
+from triptych.validate.case import Case, case_of
+from triptych.validate.figures import Outcome, bars, fits, quantity, ranking
+from triptych.validate.measured import MEMORY, TIMED
+from triptych.validate.table import Row, Skip, read_table
+
+REQUIRED = ("id", "gpu", "n_gpus", "seq_len", "dp", "tp", "pp", "micro_batch_size")
+MEASURED = (*TIMED, MEMORY)
+
+
+class Report(NamedTuple):
+    """The figures of a table, and what became of each row."""
+
+    document: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+def validate_training(path: Path) -> Report:
+    """Predicted beside measured for a table of training runs (DESIGN section 8).
+
+    Raises InputError if the file is not such a table.
+    """
+    rows = read_table(path, REQUIRED, MEASURED)
+    outcomes, listed, skipped = [], [], Counter[str]()
+    for row in rows:
+        try:
+            outcome = outcome_of(case_of(row))
+        except Skip as reason:
+            skipped[str(reason)] += 1
+            listed.append({"id": row.id, "skipped": str(reason)})
+            continue
+        outcomes.append(outcome)
+        listed.append(_line(outcome))
+    return Report(document(outcomes, len(rows), skipped), listed)
+
+
+def document(outcomes: Sequence[Outcome], rows: int, skipped: Counter[str]) -> dict[str, Any]:
+    """The JSON document of `triptych validate`."""
+    failed, ran = fits(outcomes)
+    coverage, half_width = bars(outcomes)
+    return {
+        "task": "train",
+        "rows": rows,
+        "used": len(outcomes),
+        "skipped": dict(skipped.most_common()),
+        "step_time": quantity(outcomes, lambda one: one.time_error),
+        "memory": quantity(outcomes, lambda one: one.memory_error),
+        "ranking": ranking(outcomes),
+        "oom": failed,
+        "ran": ran,
+        "coverage_80": coverage,
+        "half_width_median": half_width,
+    }
+
+
+def outcome_of(case: Case) -> Outcome:
+    """A case, priced. Raises Skip if its schedule cannot be."""
+    prediction, seconds = price(case)
+    timed = case.measured_s is not None
+    low, high = prediction.step_time_low_s, prediction.step_time_high_s
+    scale = seconds / prediction.step_time_s
+    return Outcome(
+        id=case.row.id,
+        source=case.row.source,
+        group=case.group,
+        plan=f"{case.plan.short()},{case.software.name}",
+        predicted_s=seconds if timed else None,
+        low_s=low * scale,
+        high_s=high * scale,
+        measured_s=case.measured_s,
+        predicted_bytes=prediction.peak_memory_gib * GIB,
+        measured_bytes=case.measured_bytes,
+        fits=prediction.fits,
+        ran_out=case.ran_out,
+    )
+
+
+def price(case: Case) -> tuple[Prediction, float]:
+    """The prediction, and the seconds of a step with a ragged last micro-batch."""
+    whole = math.floor(case.rounds)
+    prediction = _price(case, whole)
+    seconds = prediction.step_time_s
+    if case.rounds > whole:
+        more = _price(case, whole + 1).step_time_s
+        seconds += (case.rounds - whole) * (more - seconds)
+    return prediction, seconds
+
+
+def _price(case: Case, rounds: int) -> Prediction:
+    from dataclasses import replace
+
+    workload = replace(case.workload, global_batch=rounds * case.plan.round_rows)
+    pricer = Pricer(case.model, case.cluster, workload, case.software)
+    try:
+        return predict_with(pricer, case.plan, with_timeline=False)
+    except ValueError as error:
+        raise Skip(f"schedule does not run: {error}") from error
+
+
+def _line(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "id": outcome.id,
+        "predicted_s": outcome.predicted_s,
+        "low_s": outcome.low_s if outcome.predicted_s else None,
+        "high_s": outcome.high_s if outcome.predicted_s else None,
+        "measured_s": outcome.measured_s,
+        "time_error": outcome.time_error,
+        "predicted_gib": (outcome.predicted_bytes or 0.0) / GIB,
+        "measured_gib": outcome.measured_bytes and outcome.measured_bytes / GIB,
+        "memory_error": outcome.memory_error,
+        "fits": outcome.fits,
+        "plan": outcome.plan,
+    }
