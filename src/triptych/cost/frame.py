@@ -126,7 +126,7 @@ class Frame:
         if self.num_ranks == 1:
             return 0.0
         group = self.pricer.group(self.num_ranks, max(s.num_devices for s in self.stages))
-        return max(
+        return self.pricer.software.message_s + max(
             group.send_s(hop.sent_bytes)
             + self.pricer.site(self.settings[hop.target]).tensor.gather_s(hop.gathered_bytes)
             for hop in self.hops

@@ -10,7 +10,13 @@ from triptych.cost.exchange import (
     norm_sum_s,
     regions,
 )
-from triptych.cost.operators import Seconds, host_s, operator_seconds, with_host
+from triptych.cost.operators import (
+    Seconds,
+    host_s,
+    issued_operators,
+    operator_seconds,
+    with_host,
+)
 from triptych.cost.recompute import (
     kept_elements,
     regathers,
@@ -75,7 +81,7 @@ def _pass(
 ) -> Parts:
     """Forward or backward of all operators, with what the ranks exchange in it."""
     work_s = sum(s.forward_s if is_forward else s.backward_s for s in seconds)
-    issued_s = host_s(site, setting, len(local))[0 if is_forward else 1]
+    issued_s = host_s(site, setting, issued_operators(site, local, setting))[0 if is_forward else 1]
     parts = Parts(
         compute_s=work_s,
         tensor_s=halves_s(site, setting, HALVES * regions(block))
@@ -101,14 +107,16 @@ def _recomputed(
     setting: Setting,
 ) -> tuple[Parts, float]:
     """What the backward runs again, and its FLOPs over all tensor and context ranks."""
-    chosen = repeated(site.model, block, local, setting)
+    chosen = repeated(site, block, local, setting)
     if not chosen:
         return Parts(), 0.0
-    issued_s, _ = host_s(site, setting, len(chosen))
+    issued_s, _ = host_s(
+        site, setting, issued_operators(site, [local[i] for i in chosen], setting)
+    )
     if not site.rates.is_cpu:
         issued_s += site.software.checkpoint_s
     flops = sum(local[i].operator.forward_flops(site.sequence_length) for i in chosen)
-    halves = repeated_halves(site.model, block, setting) + regathers(setting)
+    halves = repeated_halves(site, block, setting) + regathers(setting)
     parts = Parts(
         compute_s=sum(seconds[i].forward_s for i in chosen),
         tensor_s=halves_s(site, setting, halves),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from triptych.cost.attention import flash_s, unfused_s
@@ -12,14 +13,14 @@ from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
 from triptych.model.operators import average_context
 
-MEMORY_BACKWARD = 1.5
+MEMORY_BACKWARD = 1.55
 """Backward over forward traffic of memory-bound operators: one more tensor is read."""
 
-NORM_RATE = 0.65
+NORM_RATE = 0.69
 """Rate of a norm against that of an addition (vidur's A100 and H100 tables: 105 and 55 us for a
 row read and written, and one more read)."""
 
-HOST_BACKWARD = 1.6
+HOST_BACKWARD = 1.45
 """Host time of the backward over the forward's."""
 
 GENERATIONS = {"sdpa": 2, "flash": 3}
@@ -27,6 +28,13 @@ GENERATIONS = {"sdpa": 2, "flash": 3}
 
 SOFTMAX_ROWS = 4
 """Score matrices of a rank that the fused softmax of Megatron-LM wants a multiple of."""
+
+
+SOFTMAX_OPERATORS = 3.0
+"""Operators more than one if mask, scale and softmax are kernels of their own."""
+
+SOCKET_DEVICES = 4
+"""Devices of a node at one of its two sockets."""
 
 
 class Seconds(NamedTuple):
@@ -55,9 +63,20 @@ def operator_seconds(site: Site, local: LocalOperator, setting: Setting) -> Seco
 def host_s(site: Site, setting: Setting, count: float) -> tuple[float, float]:
     """Seconds that the host needs to issue `count` operators, forward and backward."""
     kernels = site.software.kernels(setting.compile)
-    crowd = 1.0 + site.software.contention * (setting.tensor - 1)
-    seconds = count * kernels.launches * kernels.host * crowd * site.rates.operator_s
+    seconds = count * kernels.launches * kernels.host * site.rates.operator_s
+    if setting.tensor > SOCKET_DEVICES:
+        seconds *= site.software.two_sockets
     return seconds, seconds * HOST_BACKWARD
+
+
+def issued_operators(site: Site, local: Sequence[LocalOperator], setting: Setting) -> float:
+    """Operators that the host issues for a layer; a softmax that is not fused is several."""
+    count = float(len(local))
+    for op in local:
+        if op.operator.kind == "attention" and _is_unfused(op, setting):
+            fused = _softmax_is_fused(site, op, setting)
+            count += 0.0 if fused else SOFTMAX_OPERATORS
+    return count
 
 
 def with_host(rates: Rates, work_s: float, host_seconds: float) -> float:
@@ -72,17 +91,25 @@ def _gemm(site: Site, local: LocalOperator, setting: Setting) -> Seconds:
     if op.copies > 1:
         rows = rows * op.tokens_factor * setting.expert / op.copies
     k, n, copies = local.k, local.n, local.copies
-    return Seconds(
+    seconds = Seconds(
         gemm_s(rates, rows, k, n, copies),
         gemm_s(rates, rows, n, k, copies),
         gemm_s(rates, k, rows, n, copies),
+    )
+    if rates.dtype != "fp8":
+        return seconds
+    cast_s = site.software.fp8_cast_bytes * copies / rates.memory_bytes_per_s
+    return Seconds(
+        seconds.forward_s + (rows * k + k * n) * cast_s,
+        seconds.input_gradient_s + rows * n * cast_s,
+        seconds.weight_gradient_s,
     )
 
 
 def _attention(site: Site, local: LocalOperator, setting: Setting) -> Seconds:
     op, software = local.operator, site.software
     length = site.sequence_length
-    if setting.attention != "eager" and not op.is_written_out:
+    if not _is_unfused(local, setting):
         pair = flash_s(
             site.rates,
             software.flash or GENERATIONS[setting.attention],
@@ -92,18 +119,26 @@ def _attention(site: Site, local: LocalOperator, setting: Setting) -> Seconds:
             tokens=site.tokens(setting),
         )
         return Seconds(*pair)
-    matrices = local.query_heads * setting.microbatch
     pair = unfused_s(
         site.rates,
-        matrices=matrices,
+        matrices=local.query_heads * setting.microbatch,
         rows=length / setting.context,
         length=length,
         key=op.head_dim,
         value=op.value_dim,
-        softmax_is_fused=software.fuses_softmax and matrices % SOFTMAX_ROWS == 0,
+        softmax_is_fused=_softmax_is_fused(site, local, setting),
         has_dropout=op.dropout,
     )
     return Seconds(*pair)
+
+
+def _is_unfused(local: LocalOperator, setting: Setting) -> bool:
+    return setting.attention == "eager" or local.operator.is_written_out
+
+
+def _softmax_is_fused(site: Site, local: LocalOperator, setting: Setting) -> bool:
+    matrices = local.query_heads * setting.microbatch
+    return site.software.fuses_softmax and matrices % SOFTMAX_ROWS == 0
 
 
 def _memory(site: Site, local: LocalOperator, setting: Setting) -> Seconds:

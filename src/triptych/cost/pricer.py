@@ -93,7 +93,8 @@ class Pricer:
     def rates(self, dtype: str) -> Rates:
         """The device's rates for a dtype."""
         if dtype not in self._rates:
-            self._rates[dtype] = rates(self.device, dtype)
+            found = rates(self.device, dtype)
+            self._rates[dtype] = found.slowed(self.software.fp8_rate) if dtype == "fp8" else found
         return self._rates[dtype]
 
     def group(self, size: int, stride: int) -> Group:

@@ -10,8 +10,11 @@ from triptych.cost.software import Kernels, Software
 
 MEGATRON_2021 = Software(
     name="Megatron-LM 2021",
-    eager=Kernels(traffic=1.0, launches=2.0, host=1.0, loss_bytes=40.0),
-    compiled=Kernels(traffic=1.0, launches=2.0, host=1.0, loss_bytes=40.0),
+    message_s=2e-4,
+    accumulation_bytes=12.0,
+    eager=Kernels(traffic=1.12, launches=2.0, host=1.0, loss_bytes=40.0),
+    compiled=Kernels(traffic=1.12, launches=2.0, host=1.0, loss_bytes=40.0),
+    attention="eager",
     flash=1,
     fuses_softmax=True,
     splits_messages=True,
@@ -22,58 +25,66 @@ MEGATRON_2021 = Software(
 
 MEGATRON_DEEPSPEED = Software(
     name="Megatron-DeepSpeed 2022",
-    eager=Kernels(traffic=1.0, launches=2.4, host=1.9, loss_bytes=48.0),
-    compiled=Kernels(traffic=1.0, launches=2.4, host=1.9, loss_bytes=48.0),
+    eager=Kernels(traffic=0.8, launches=2.4, host=1.9, loss_bytes=57.0),
+    compiled=Kernels(traffic=0.8, launches=2.4, host=1.9, loss_bytes=57.0),
+    attention="eager",
     flash=1,
     fuses_softmax=True,
     splits_messages=True,
     hides_gradients=False,
-    exchange=0.5,
-    checkpoint_s=4e-4,
-    optimizer_bytes=44.0,
-    contention=0.05,
+    exchange=0.8,
+    scatter=0.2,
+    checkpoint_s=4.1e-4,
+    optimizer_bytes=36.0,
+    two_sockets=1.28,
+    message_s=1.4e-3,
+    accumulation_bytes=8.4,
 )
 
 ONEFLOW = Software(
     name="OneFlow 2021",
-    eager=Kernels(traffic=1.2, launches=2.0, host=0.2, loss_bytes=40.0),
-    compiled=Kernels(traffic=1.2, launches=2.0, host=0.2, loss_bytes=40.0),
+    eager=Kernels(traffic=1.15, launches=2.0, host=0.2, loss_bytes=40.0),
+    compiled=Kernels(traffic=1.15, launches=2.0, host=0.2, loss_bytes=40.0),
+    attention="eager",
     flash=1,
     fuses_softmax=True,
-    hides_gradients=False,
     optimizer_bytes=40.0,
 )
 
 ALPA = Software(
     name="Alpa (XLA) 2022",
-    eager=Kernels(traffic=1.0, launches=2.0, host=0.2, loss_bytes=40.0),
-    compiled=Kernels(traffic=1.0, launches=2.0, host=0.2, loss_bytes=40.0),
+    eager=Kernels(traffic=0.6, launches=2.0, host=0.2, loss_bytes=40.0),
+    compiled=Kernels(traffic=0.6, launches=2.0, host=0.2, loss_bytes=40.0),
+    attention="eager",
     flash=1,
     fuses_softmax=True,
     hides_gradients=False,
-    optimizer_bytes=40.0,
+    optimizer_bytes=28.0,
 )
 
 COMPOSER = Software(
     name="composer FSDP 2023",
-    eager=Kernels(traffic=1.5, launches=2.4, host=1.0, loss_bytes=30.0),
-    compiled=Kernels(traffic=1.5, launches=2.4, host=1.0, loss_bytes=30.0),
+    eager=Kernels(traffic=1.25, launches=2.4, host=1.0, loss_bytes=43.0),
+    compiled=Kernels(traffic=1.25, launches=2.4, host=1.0, loss_bytes=43.0),
     flash=1,
-    hides_shards=0.25,
+    hides_shards=0.4,
 )
 
 TORCHTITAN = Software(
     name="torchtitan (FSDP2)",
+    recompute="selective",
+    selects_operators=True,
     eager=Kernels(traffic=2.0, launches=2.4, host=1.0, loss_bytes=48.0),
-    compiled=Kernels(traffic=1.0, launches=1.0, host=1.0, loss_bytes=30.0),
+    compiled=Kernels(traffic=0.75, launches=1.0, host=1.0, loss_bytes=34.0),
     flash=2,
+    hides_shards=0.53,
 )
 
 MEGATRON_CORE = Software(
     name="Megatron Core",
-    eager=Kernels(traffic=1.0, launches=2.0, host=0.7, loss_bytes=16.0),
-    compiled=Kernels(traffic=1.0, launches=2.0, host=0.7, loss_bytes=16.0),
+    eager=Kernels(traffic=1.25, launches=2.0, host=0.7, loss_bytes=15.0),
+    compiled=Kernels(traffic=1.25, launches=2.0, host=0.7, loss_bytes=15.0),
     flash=3,
-    optimizer_bytes=28.0,
-    accumulation_bytes=8.0,
+    optimizer_bytes=36.0,
+    accumulation_bytes=7.0,
 )

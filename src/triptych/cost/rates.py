@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.cluster.cluster import Cluster, Device
 from triptych.units import DTYPE_BYTES
@@ -38,6 +38,15 @@ class Rates:
     is_cpu: bool
     stand_in: str = ""  # dtype whose peak was used because the sheet has none
 
+    def slowed(self, rate: float) -> Rates:
+        """The same with products at a part of their rate."""
+        return replace(
+            self, gemm_flops=self.gemm_flops * rate, burst_flops=self.burst_flops * rate
+        )
+
+
+FULL_WIDTH_EFFICIENCY = 0.93
+"""Attained share of the fp32 and fp64 peaks, which no power limit cuts (V100, 14.6 TFLOP/s)."""
 
 PLAIN_EFFICIENCY = 0.4
 """Attained share of the fp32 peak where operands are not aligned to 16 bytes (A100, 8 TFLOP/s)."""
@@ -52,7 +61,8 @@ def rates(device: Device, dtype: str) -> Rates:
     source, peak = _peak(device, dtype)
     attention_peak = _peak(device, "bf16")[1] if dtype == "fp8" else peak
     first, second, third = (attention_peak * share for share in device.flash_efficiency)
-    sustained = peak * device.gemm_efficiency
+    share = FULL_WIDTH_EFFICIENCY if _is_full_width(device, dtype) else device.gemm_efficiency
+    sustained = peak * share
     return Rates(
         dtype=dtype,
         peak_flops=peak,
@@ -68,6 +78,10 @@ def rates(device: Device, dtype: str) -> Rates:
         is_cpu=device.kind == "cpu",
         stand_in="" if source == dtype else source,
     )
+
+
+def _is_full_width(device: Device, dtype: str) -> bool:
+    return device.kind != "cpu" and dtype in ("fp32", "fp64") and dtype in device.peak_flops
 
 
 def _peak(device: Device, dtype: str) -> tuple[str, float]:

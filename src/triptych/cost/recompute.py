@@ -19,18 +19,31 @@ from triptych.model.operators import Operator
 
 
 def repeated(
-    model: Model, block: Block, local: tuple[LocalOperator, ...], setting: Setting
+    site: Site, block: Block, local: tuple[LocalOperator, ...], setting: Setting
 ) -> list[int]:
     """Indices of the operators that the backward runs again."""
+    model = site.model
     if setting.recompute == "full":
         return list(range(len(local) - _unneeded(model, block, local)))
+    if setting.recompute == "selective" and site.software.selects_operators:
+        return _every_other(local)
     if setting.recompute == "selective":
         return [i for i, op in enumerate(local) if op.operator.kind == "attention"]
     return []
 
 
-def repeated_halves(model: Model, block: Block, setting: Setting) -> int:
+def _every_other(local: tuple[LocalOperator, ...]) -> list[int]:
+    """All operators but attention and every other product (torchtitan's policy by operator)."""
+    products = [i for i, op in enumerate(local) if op.operator.kind == "gemm"]
+    kept = {i for i, op in enumerate(local) if op.operator.kind == "attention"}
+    return [i for i in range(len(local)) if i not in kept | set(products[::2])]
+
+
+def repeated_halves(site: Site, block: Block, setting: Setting) -> int:
     """Halves of tensor-parallel exchanges that the backward runs again."""
+    model = site.model
+    if setting.recompute == "selective" and site.software.selects_operators:
+        return regions(block) if setting.sequence_parallel else 0
     if setting.recompute != "full":
         return 0
     all_of_them = HALVES * regions(block)

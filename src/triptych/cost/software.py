@@ -27,17 +27,24 @@ class Software:
     name: str
     eager: Kernels
     compiled: Kernels
+    attention: str = "flash"  # unless the run says otherwise; eager: scores are written out
+    selects_operators: bool = False  # selective: every other product and all that is cheap
+    recompute: str = "none"  # unless the run says otherwise
     flash: int = 0  # generation of attention kernels; 0: the second for sdpa, the third for flash
     fuses_softmax: bool = False  # of written-out scores
     splits_messages: bool = False  # tensor ranks each send a part of what a stage hands on
+    message_s: float = 0.0  # of the host for a message between stages that it waits for
     hides_gradients: bool = True  # sums of gradients travel behind the last backward
     hides_shards: float = 0.5  # most of ZeRO-3's traffic that hides behind compute
     hides_tensor: float = 0.0  # part of tensor-parallel exchanges that hides behind products
+    fp8_rate: float = 1.0  # of fp8 products against tensor-wise scaled ones
+    fp8_cast_bytes: float = 5.0  # per element of an operand: its largest value, then the cast
     exchange: float = 1.0  # rate of gradient sums against the link's
+    scatter: float = 1.0  # the same where ZeRO divides gradients or parameters after them
     checkpoint_s: float = 0.0  # host time of a recomputed layer besides its operators
     accumulation_bytes: float = 0.0  # per parameter and micro-batch; 0: a 16-bit read, fp32 added
     optimizer_bytes: float = 28.0  # per parameter of an update in fp32
-    contention: float = 0.0  # more host time for each further tensor rank
+    two_sockets: float = 1.0  # host time where tensor ranks span two sockets and wait for each
 
     def kernels(self, compiled: bool) -> Kernels:
         """Those of a compiled or an eager model."""

@@ -64,13 +64,14 @@ def step_tail(
     update = software.optimizer_bytes + NORM_BYTES
     if storage.parameter_bytes < 4:
         update += 4.0 + storage.parameter_bytes  # rounds the master into the parameter
+    rate = software.scatter if storage.zero else software.exchange
     hidden_s = OVERLAP * last_backward_s if software.hides_gradients and not is_cpu else 0.0
-    reduce_s = _exposed_reduce_s(held, storage, axes, hidden_s * software.exchange, reduction_bytes)
+    reduce_s = _exposed_reduce_s(held, storage, axes, hidden_s * rate, reduction_bytes)
     return Tail(
-        reduce_s=reduce_s / software.exchange,
+        reduce_s=reduce_s / rate,
         other_s=_late_sums_s(held, axes, sequence_parallel, reduction_bytes / storage.divisor),
         optimizer_s=owned * update / memory_bytes_per_s,
-        gather_s=_gather_s(held, storage, axes),
+        gather_s=_gather_s(held, storage, axes) / rate,
     )
 
 

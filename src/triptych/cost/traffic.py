@@ -54,7 +54,7 @@ def layer_traffic(
     """Bytes of one layer for one micro-batch, forward and backward."""
     passes = 3 if setting.recompute == "full" else 2
     forwards = 1 if setting.recompute == "none" else 2
-    halves = 2 * HALVES * regions(block) + repeated_halves(site.model, block, setting)
+    halves = 2 * HALVES * regions(block) + repeated_halves(site, block, setting)
     halves += regathers(setting)
     forward, backward = (context_bytes(site, local, setting, is_forward=x) for x in (True, False))
     dispatched = gather_bytes(setting.expert, dispatch_bytes(site, block, setting))

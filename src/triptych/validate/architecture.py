@@ -11,8 +11,11 @@ from triptych.model.catalogue import catalogue
 from triptych.model.model import Attention, Block, Experts, Mlp, Model
 from triptych.validate.table import Row, Skip
 
+HEADS = 96
+"""Heads of GPT-3 175B, taken where the number of heads is not stated and they divide the width."""
+
 HEAD_DIM = 128
-"""Size of a head where the number of heads is not stated."""
+"""Size of a head where they do not."""
 
 
 def model_of(row: Row) -> Model:
@@ -46,7 +49,7 @@ def _layers_of(row: Row, hidden: int, vocab: int) -> int:
 
 def _block(row: Row, hidden: int, style: Block) -> Block:
     """A dense block of some style with the sizes of a row."""
-    heads = row.count("n_heads") or max(1, round(hidden / HEAD_DIM))
+    heads = row.count("n_heads") or _usual_heads(hidden)
     kv_heads = row.count("n_kv_heads") or heads
     width = row.count("ffn_hidden") or (style.mlp.width if style.mlp.width > 1 else 4 * hidden)
     keeps = style.attention.head_dim if style.attention.query_heads == heads else 0
@@ -55,6 +58,10 @@ def _block(row: Row, hidden: int, style: Block) -> Block:
     )
     assert isinstance(style.mlp, Mlp)
     return replace(style, attention=attention, mlp=replace(style.mlp, width=width))
+
+
+def _usual_heads(hidden: int) -> int:
+    return HEADS if hidden % HEADS == 0 else max(1, hidden // HEAD_DIM)
 
 
 # --- styles --------------------------------------------------------------------------------------
@@ -99,7 +106,7 @@ _LLAMA = Model(
 
 _STYLES: Mapping[str, Model] = {
     "gpt": _gpt("gpt", dropout=True, bias=True, positions=True),
-    "bloom": _gpt("bloom", dropout=False, bias=True, positions=False, norm=True),
+    "bloom": _gpt("bloom", dropout=True, bias=True, positions=False, norm=True),
     "mpt": _gpt("mpt", dropout=False, bias=False, positions=True),
     "llama": _LLAMA,
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from triptych.cluster.cluster import Cluster
 from triptych.cost.software import Software
+from triptych.model.count import training_flops_per_token
 from triptych.model.model import Model
 from triptych.plan.plan import Plan, even_split
 from triptych.plan.workload import Workload
@@ -19,7 +20,7 @@ from triptych.validate.table import Row, Skip
 OUT_OF_MEMORY = "oom"
 """What the ids of rows begin with whose configuration did not fit."""
 
-_RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective"}
+_RECOMPUTE = ("none", "full", "selective")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,8 @@ def case_of(row: Row) -> Case:
     sequence = row.count("seq_len")
     if not sequence:
         raise Skip("sequence length not stated")
-    plan = plan_of(row, model)
+    software = software_of(row)
+    plan = plan_of(row, model, software)
     if plan.world_size != row.count("n_gpus"):
         raise Skip("degrees and number of GPUs disagree")
     batch = row.count("global_batch_size")
@@ -72,23 +74,27 @@ def case_of(row: Row) -> Case:
         cluster=cluster,
         workload=workload,
         plan=plan,
-        software=software_of(row),
+        software=software,
         rounds=max(1.0, workload.global_batch / plan.round_rows),
         measured_s=seconds,
         measured_bytes=memory,
     )
 
 
-def plan_of(row: Row, model: Model) -> Plan:
-    """The plan of a row. Blank cells: one way, nothing sharded, nothing recomputed."""
+def plan_of(row: Row, model: Model, software: Software) -> Plan:
+    """The plan of a row.
+
+    Blank cells: one way, nothing sharded, what the program does by itself; a pipeline takes one
+    sequence at a time.
+    """
     degrees = {name: row.count(name) for name in ("dp", "tp", "pp")}
-    microbatch = row.count("micro_batch_size")
+    microbatch = row.count("micro_batch_size") or int((row.count("pp") or 1) > 1)
     if None in degrees.values() or not microbatch:
         raise Skip("plan incomplete")
     pp, chunks = row.count("pp") or 1, row.count("vpp_chunks") or 1
     if pp * chunks > model.num_layers:
         raise Skip("fewer layers than stages")
-    recompute = row.text("recompute").lower()
+    recompute = row.text("recompute").lower() or _told_recompute(row, model, software)
     if recompute not in _RECOMPUTE:
         raise Skip("recomputation not known")
     if row.says("act_cpu_offload=true", "checkpointed in cpu"):
@@ -105,11 +111,11 @@ def plan_of(row: Row, model: Model) -> Plan:
         zero=row.count("zero_stage") or 0,
         schedule="interleaved" if chunks > 1 and pp > 1 else "1f1b",
         microbatch=microbatch,
-        recompute=_RECOMPUTE[recompute],
+        recompute=recompute,
         recompute_every=_every(row),
         sequence_parallel=row.text("sequence_parallel") == "1",
         precision=precision_of(row),
-        attention=_attention(row),
+        attention=_attention(row, software),
         compile=row.text("compile") == "1",
     )
 
@@ -119,13 +125,29 @@ def _every(row: Row) -> int:
     return int(stated.group(1)) if stated else 1
 
 
-def _attention(row: Row) -> str:
+def _attention(row: Row, software: Software) -> str:
     kernel = row.text("attention_kernel").lower()
     if kernel in ("none", "eager", "unfused"):
         return "eager"
-    year = row.count("year")
-    is_old = year is not None and year < 2023 and not kernel
-    return "eager" if is_old else "flash"
+    return "flash" if kernel else software.attention
+
+
+def _told_recompute(row: Row, model: Model, software: Software) -> str:
+    """What a blank cell means: full if step time and hardware FLOP/s together count a forward
+    more than the model has, otherwise the program's default.
+    """
+    seconds, attained = row.number("iteration_time_s"), row.number("tflops_per_gpu")
+    tokens = (row.number("global_batch_size") or 0) * (row.number("seq_len") or 0)
+    is_hardware = row.text("tflops_kind").startswith("hardware")
+    if not (seconds and attained and tokens and is_hardware):
+        return software.recompute
+    flops = attained * 1e12 * (row.number("n_gpus") or 0) * seconds / tokens
+    model_flops = training_flops_per_token(model, row.count("seq_len") or 1, causal=False)
+    return "full" if flops / model_flops > MORE_THAN_MODEL else "none"
+
+
+MORE_THAN_MODEL = 1.17
+"""FLOPs counted over those of the model that speak for a repeated forward (which makes 1.33)."""
 
 
 def _layers(row: Row, layers: int, pp: int, chunks: int) -> tuple[int, ...] | None:

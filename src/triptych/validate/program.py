@@ -25,13 +25,13 @@ _FAMILIES: tuple[tuple[Software, tuple[str, ...]], ...] = (
     (COMPOSER, ("composer", "fsdp")),
     (ALPA, ("alpa",)),
     (MEGATRON_CORE, ("megatron-bridge", "nemo", "simumax", "megatron-core", "megatron core")),
-    (MEGATRON_2021, ("narayanan", "megatron")),
+    (MEGATRON_2021, ("narayanan",)),
     (TRIPTYCH, ("triptych",)),
 )
 """Families by words that name them, the more exact ones first."""
 
-MODERN = 2023
-"""Year from which an unnamed program is taken to have fused attention kernels."""
+MODERN = 2024
+"""Year from which Megatron, or an unnamed program, is taken to have fused attention kernels."""
 
 
 def software_of(row: Row) -> Software:
@@ -41,10 +41,15 @@ def software_of(row: Row) -> Software:
         software = replace(software, hides_gradients=False, hides_shards=0.0, hides_tensor=0.0)
     if row.says("async tp", "asynctp", "tp-comm-overlap on"):
         software = replace(software, hides_tensor=ASYNC_TENSOR)
+    if row.says("rowwise"):
+        software = replace(software, fp8_rate=ROWWISE_RATE)
     return software
 
 
-ASYNC_TENSOR = 0.6
+ROWWISE_RATE = 0.5
+"""Rate of products with a scale for each row against one for the tensor (torchtitan's tables)."""
+
+ASYNC_TENSOR = 0.42
 """Part of tensor-parallel exchanges that a pipelined product hides (torchtitan's async TP)."""
 
 
@@ -53,9 +58,9 @@ def _family(row: Row) -> Software:
         if row.says(*words):
             return software
     year = row.count("year")
-    if year is None:
+    if year is None and not row.says("megatron"):
         return TRIPTYCH
-    return MEGATRON_CORE if year >= MODERN else MEGATRON_2021
+    return MEGATRON_CORE if year is None or year >= MODERN else MEGATRON_2021
 
 
 def precision_of(row: Row) -> Precision:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from triptych.cost.predict import predict_with
 from triptych.cost.prediction import Prediction
@@ -15,17 +16,11 @@ from triptych.units import GIB
 from triptych.validate.case import Case, case_of
 from triptych.validate.figures import Outcome, bars, fits, quantity, ranking
 from triptych.validate.measured import MEMORY, TIMED
+from triptych.validate.report import Report
 from triptych.validate.table import Row, Skip, read_table
 
 REQUIRED = ("id", "gpu", "n_gpus", "seq_len", "dp", "tp", "pp", "micro_batch_size")
 MEASURED = (*TIMED, MEMORY)
-
-
-class Report(NamedTuple):
-    """The figures of a table, and what became of each row."""
-
-    document: dict[str, Any]
-    rows: list[dict[str, Any]]
 
 
 def validate_training(path: Path) -> Report:
@@ -100,8 +95,6 @@ def price(case: Case) -> tuple[Prediction, float]:
 
 
 def _price(case: Case, rounds: int) -> Prediction:
-    from dataclasses import replace
-
     workload = replace(case.workload, global_batch=rounds * case.plan.round_rows)
     pricer = Pricer(case.model, case.cluster, workload, case.software)
     try:
