@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from triptych.cluster.cluster import Cluster
-from triptych.cost.memory import FRAGMENTATION
 from triptych.cost.rates import Rates
 from triptych.cost.software import Software
 from triptych.model.model import Model
@@ -27,7 +26,7 @@ def assumptions(
         "compute": tuple(_compute(plan, rates, cluster, software)),
         "communication": tuple(_communication(plan, rates, cluster, software)),
         "bubble": tuple(_bubble(plan, simulated)),
-        "memory": tuple(_memory(plan, rates)),
+        "memory": tuple(_memory(plan, rates, software)),
         "model": model.unreliable,
     }
     return {term: texts for term, texts in terms.items() if texts}
@@ -93,10 +92,11 @@ def _bubble(plan: Plan, simulated: bool) -> Iterator[str]:
         yield "simulated with fewer micro-batches and continued at the steady pace"
 
 
-def _memory(plan: Plan, rates: Rates) -> Iterator[str]:
+def _memory(plan: Plan, rates: Rates, software: Software) -> Iterator[str]:
     if rates.is_cpu:
         yield "overhead is an interpreter with torch and transformers loaded"
     else:
-        yield f"overhead is context and communicators, and {FRAGMENTATION:.0%} fragmentation"
+        lost = software.footprint.fragmentation
+        yield f"overhead is context and communicators, and {lost:.0%} fragmentation"
     if plan.attention != "eager":
         yield "attention keeps no score matrix"

@@ -50,7 +50,12 @@ def head_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) ->
     gathered_s, reduced_s = _exchange_s(site, setting)
     elements = tokens * site.rates.element_bytes
     norm_saved = norm.saved + norm.sequence_saved / setting.sequence_split
-    chunk_bytes = min(CHUNK_TOKENS, tokens) * product.n * logit_bytes(site.rates.element_bytes)
+    logits = site.software.footprint.logit_bytes
+    if logits:
+        chunk_bytes = tokens * product.n * logits * site.rates.element_bytes / 2.0
+    else:
+        alive = min(CHUNK_TOKENS, tokens)
+        chunk_bytes = alive * product.n * logit_bytes(site.rates.element_bytes)
     return PieceCost(
         forward=Parts(
             compute_s=norm_s.forward_s + loss_s,

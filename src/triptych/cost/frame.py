@@ -12,6 +12,7 @@ from triptych.cost.pricer import Counts, Pricer, StageCost
 from triptych.cost.setting import Setting
 from triptych.cost.shard import copies_of
 from triptych.cost.sharded import sharded_pass
+from triptych.cost.software import Footprint
 from triptych.cost.storage import Storage
 from triptych.cost.sync import Axes, Tail, step_tail
 from triptych.cost.transfer import Hop, hop
@@ -239,11 +240,23 @@ class Frame:
         """True on CPUs, where communication takes the processor's time."""
         return self.pricer.device.kind == "cpu"
 
-    def exchange_bytes(self, rank: int) -> float:
-        """Hidden states on their way: one to send, one to receive, one gathered sequence."""
-        setting = self.settings[rank]
+    @property
+    def footprint(self) -> Footprint:
+        """What the program holds beside what the plan says."""
+        return self.pricer.software.footprint
+
+    def exchange_bytes(self, rank: int, schedule: str) -> float:
+        """Hidden states on their way: one to send, one to receive, one gathered sequence, and what
+        the program keeps more for the micro-batches in flight.
+        """
+        setting, cost = self.settings[rank], self.costs[rank]
         site = self.pricer.site(setting)
         waiting = 2 * site.message_bytes(setting) if self.num_ranks > 1 else 0.0
+        if self.num_ranks > 1 and (self.footprint.stage_outputs or self.footprint.more_in_flight):
+            in_flight = max(sum(a.in_flight for a in m) for m in self.peaks(schedule)[rank])
+            more = self.footprint.more_in_flight
+            waiting += more * cost.saved_bytes
+            waiting += (in_flight + more) * self.footprint.stage_outputs * site.message_bytes(setting)
         return waiting + (site.activation_bytes(setting) if setting.sequence_parallel else 0.0)
 
     def memory(self, rank: int, storage: Storage, schedule: str) -> Memory:
@@ -252,7 +265,8 @@ class Frame:
             [self.costs[stage] for stage in self.stages_of(rank)],
             self.peaks(schedule)[rank],
             self.storage(storage, rank),
-            self.exchange_bytes(rank),
+            self.exchange_bytes(rank, schedule),
+            self.footprint,
             self.is_cpu,
         )
 
@@ -268,7 +282,9 @@ class Frame:
         return [
             sum(
                 state_bytes(
-                    [self.costs[s] for s in self.stages_of(rank)], self.storage(storage, rank)
+                    [self.costs[s] for s in self.stages_of(rank)],
+                    self.storage(storage, rank),
+                    self.footprint,
                 )
             )
             for rank in self.distinct
@@ -279,19 +295,22 @@ class Frame:
         peaks, work = self.peaks(schedule), []
         for rank in self.distinct:
             kept = work_bytes([self.costs[s] for s in self.stages_of(rank)], peaks[rank])
-            work.append(sum(kept) + self.exchange_bytes(rank))
+            work.append(sum(kept) + self.exchange_bytes(rank, schedule))
         return work
 
     def shrinking_bytes(self, schedule: str) -> float:
         """At most what a larger micro-batch saves: gradients of the head, one a micro-batch."""
         moments = self.peaks(schedule)[self.placement[-1]]
         tensors = self.costs[-1].head_gradient_bytes * max(m[-1].in_flight for m in moments)
-        return tensors + overhead_bytes(tensors, self.is_cpu) - overhead_bytes(0.0, self.is_cpu)
+        return self._used_bytes(tensors) - self._used_bytes(0.0)
+
+    def _used_bytes(self, tensors: float) -> float:
+        return tensors + sum(overhead_bytes(tensors, self.footprint, self.is_cpu))
 
     def peak_bytes(self, state: Sequence[float], work: Sequence[float]) -> float:
         """The peak of the largest rank, as `largest_memory` has it, from its two parts."""
         tensors = max(map(sum, zip(state, work, strict=True)))
-        return tensors + overhead_bytes(tensors, self.is_cpu)
+        return self._used_bytes(tensors)
 
 
 def _counts(pricer: Pricer, stage: Stage, setting: Setting) -> Counts:

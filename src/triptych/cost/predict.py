@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from triptych.cluster.cluster import Cluster
 from triptych.cost.assumptions import assumptions
 from triptych.cost.frame import Frame
-from triptych.cost.memory import Memory
+from triptych.cost.memory import Memory, overhead_bytes
 from triptych.cost.prediction import Prediction
 from triptych.cost.pricer import Pricer
 from triptych.cost.setting import Parts
@@ -64,6 +64,7 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
         hfu=per_device / rates.peak_flops * (1 + recomputed_flops(frame) / flops),
         peak_memory_gib=memory.total_bytes / GIB,
         memory_gib=_memory_gib(memory),
+        overhead_gib=_overhead_gib(memory, frame),
         time_s=_time_terms(frame, storage, step),
         bubble_fraction=_bubble_fraction(frame, priced, step, plan.schedule),
         bytes_sent_per_rank=frame_traffic(frame, storage, plan.schedule)._asdict(),
@@ -94,6 +95,12 @@ def recomputed_flops(frame: Frame) -> float:
 
 def _memory_gib(memory: Memory) -> Mapping[str, float]:
     return {term: size / GIB for term, size in memory._asdict().items()}
+
+
+def _overhead_gib(memory: Memory, frame: Frame) -> Mapping[str, float]:
+    tensors = memory.total_bytes - memory.overhead
+    allocator, context = overhead_bytes(tensors, frame.footprint, frame.is_cpu)
+    return {"allocator": allocator / GIB, "context": context / GIB}
 
 
 # --- time by term ------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ class Prediction:
     hfu: float
     peak_memory_gib: float
     memory_gib: Mapping[str, float]
+    overhead_gib: Mapping[str, float]  # allocator, context: parts of the term `overhead`
     time_s: Mapping[str, float]
     bubble_fraction: float
     bytes_sent_per_rank: Mapping[str, float]
@@ -67,6 +68,7 @@ class Prediction:
             "hfu": self.hfu,
             "peak_memory_gib": self.peak_memory_gib,
             "memory_gib": dict(self.memory_gib),
+            "overhead_gib": dict(self.overhead_gib),
             "time_s": dict(self.time_s),
             "bubble_fraction": self.bubble_fraction,
             "bytes_sent_per_rank": dict(self.bytes_sent_per_rank),

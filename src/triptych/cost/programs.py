@@ -6,7 +6,8 @@ A family of programs is a set of features at the time of its runs. What differs 
 
 from __future__ import annotations
 
-from triptych.cost.software import Kernels, Software
+from triptych.cost.software import Footprint, Kernels, Software
+from triptych.units import GIB
 
 MEGATRON_2021 = Software(
     name="Megatron-LM 2021",
@@ -21,6 +22,10 @@ MEGATRON_2021 = Software(
     hides_gradients=False,
     checkpoint_s=1e-4,
     optimizer_bytes=40.0,
+    is_fused=True,
+    footprint=Footprint(
+        context_bytes=2.0 * GIB, logit_bytes=10.0, owned_bytes=4.0, buckets=False
+    ),
 )
 
 MEGATRON_DEEPSPEED = Software(
@@ -39,6 +44,16 @@ MEGATRON_DEEPSPEED = Software(
     two_sockets=1.28,
     message_s=1.4e-3,
     accumulation_bytes=8.4,
+    is_fused=True,
+    footprint=Footprint(
+        context_bytes=2.5 * GIB,
+        fragmentation=0.05,
+        logit_bytes=10.0,
+        owned_bytes=4.0,
+        narrow_gradients=True,
+        stage_outputs=1.0,
+        more_in_flight=1,
+    ),
 )
 
 ONEFLOW = Software(
@@ -49,6 +64,10 @@ ONEFLOW = Software(
     flash=1,
     fuses_softmax=True,
     optimizer_bytes=40.0,
+    is_fused=True,
+    footprint=Footprint(
+        context_bytes=1.2 * GIB, logit_bytes=5.0, stage_outputs=4.0, more_in_flight=2, buckets=False
+    ),
 )
 
 ALPA = Software(
@@ -60,6 +79,8 @@ ALPA = Software(
     fuses_softmax=True,
     hides_gradients=False,
     optimizer_bytes=28.0,
+    is_fused=True,
+    footprint=Footprint(logit_bytes=8.0, update_bytes=4.0, buckets=False),
 )
 
 COMPOSER = Software(
@@ -68,6 +89,8 @@ COMPOSER = Software(
     compiled=Kernels(traffic=1.25, launches=2.4, host=1.0, loss_bytes=43.0),
     flash=1,
     hides_shards=0.4,
+    is_fused=True,
+    footprint=Footprint(logit_bytes=14.0, buckets=False),
 )
 
 TORCHTITAN = Software(
@@ -78,6 +101,7 @@ TORCHTITAN = Software(
     compiled=Kernels(traffic=0.75, launches=1.0, host=1.0, loss_bytes=34.0),
     flash=2,
     hides_shards=0.53,
+    footprint=Footprint(logit_bytes=14.0, buckets=False),
 )
 
 MEGATRON_CORE = Software(
@@ -87,4 +111,6 @@ MEGATRON_CORE = Software(
     flash=3,
     optimizer_bytes=36.0,
     accumulation_bytes=7.0,
+    is_fused=True,
+    footprint=Footprint(logit_bytes=4.0, buckets=False),
 )

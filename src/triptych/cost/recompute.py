@@ -89,9 +89,23 @@ def kept_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting
         parts = setting.tensor if setting.shard_activations else setting.sequence_split
         return site.model.hidden / parts
     saved = saved_elements(site, local, setting)
+    if setting.recompute == "selective" and site.software.selects_operators:
+        return _half_elements(site, local, setting)
     if setting.recompute == "selective":
         saved -= _core_elements(site, local, setting)
     return saved
+
+
+def _half_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """What recomputation by operator keeps: the input, attention's output, half of the products."""
+    kept = site.model.hidden / setting.sequence_split
+    for op in local:
+        if op.operator.kind == "attention":
+            kept += op.query_heads * op.operator.value_dim
+        elif op.operator.kind == "gemm":
+            is_summed = op.operator.split == "row"
+            kept += op.n / 2.0 / (setting.sequence_split if is_summed else 1)
+    return kept
 
 
 LOG_SUM = 2.0

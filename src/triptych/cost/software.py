@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triptych.units import GIB
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
@@ -18,6 +20,21 @@ class Kernels:
     launches: float  # kernels per operator of the model
     host: float = 1.0  # host time per kernel over the device's `operator_s`
     loss_bytes: float  # moved per logit by softmax, loss and gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What a program holds beside what a plan says: bytes of a rank, or per element."""
+
+    context_bytes: float = 1.5 * GIB  # of the device's runtime, its kernels and communicators
+    fragmentation: float = 0.03  # part of all tensors that the caching allocator loses
+    logit_bytes: float = 0.0  # per logit of a whole micro-batch; 0: by chunks, as our loss does
+    owned_bytes: float = 0.0  # per parameter that a rank updates: fp32 gradients of the update
+    update_bytes: float = 0.0  # the same, but only when activations are gone
+    narrow_gradients: bool = False  # kept beside the wide ones that they are added to
+    buckets: bool = True  # gradients travel in buffers of their own
+    stage_outputs: float = 0.0  # tensors more of each micro-batch that is in flight
+    more_in_flight: int = 0  # micro-batches that a pipeline has memory for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +59,8 @@ class Software:
     exchange: float = 1.0  # rate of gradient sums against the link's
     scatter: float = 1.0  # the same where ZeRO divides gradients or parameters after them
     checkpoint_s: float = 0.0  # host time of a recomputed layer besides its operators
+    is_fused: bool = False  # keeps and moves what compiled kernels do, compiled or not
+    footprint: Footprint = Footprint()
     accumulation_bytes: float = 0.0  # per parameter and micro-batch; 0: a 16-bit read, fp32 added
     optimizer_bytes: float = 28.0  # per parameter of an update in fp32
     two_sockets: float = 1.0  # host time where tensor ranks span two sockets and wait for each

@@ -116,7 +116,7 @@ def plan_of(row: Row, model: Model, software: Software) -> Plan:
         sequence_parallel=row.text("sequence_parallel") == "1",
         precision=precision_of(row),
         attention=_attention(row, software),
-        compile=row.text("compile") == "1",
+        compile=software.is_fused or row.text("compile") == "1",
     )
 
 

@@ -15,7 +15,7 @@ from triptych.cost.pricer import Pricer
 from triptych.units import GIB
 from triptych.validate.case import Case, case_of
 from triptych.validate.figures import Outcome, bars, fits, quantity, ranking
-from triptych.validate.measured import MEMORY, TIMED
+from triptych.validate.measured import MEMORY, TIMED, counted_bytes
 from triptych.validate.report import Report
 from triptych.validate.table import Row, Skip, read_table
 
@@ -76,7 +76,12 @@ def outcome_of(case: Case) -> Outcome:
         low_s=low * scale,
         high_s=high * scale,
         measured_s=case.measured_s,
-        predicted_bytes=prediction.peak_memory_gib * GIB,
+        predicted_bytes=counted_bytes(
+            case.row,
+            prediction.peak_memory_gib,
+            prediction.overhead_gib["allocator"],
+            prediction.overhead_gib["context"],
+        ),
         measured_bytes=case.measured_bytes,
         fits=prediction.fits,
         ran_out=case.ran_out,
