@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from triptych.cluster.cluster import Cluster
 from triptych.cost.assumptions import assumptions
@@ -22,6 +24,7 @@ from triptych.cost.step import (
 )
 from triptych.cost.storage import Storage
 from triptych.cost.traffic import frame_traffic
+from triptych.cost.uncertainty import half_width
 from triptych.model.count import training_flops_per_token
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
@@ -41,14 +44,48 @@ def predict(
     return predict_with(Pricer(model, cluster, workload, software), plan)
 
 
+class Estimate(NamedTuple):
+    """The heart of a prediction: a step, its terms and error bar, and the largest rank's memory.
+
+    `overhead_bytes` are the allocator's and the context's part of the memory's overhead.
+    """
+
+    step: Step
+    time_s: Mapping[str, float]
+    half_width: float
+    memory: Memory
+    overhead_bytes: tuple[float, float]
+
+
+def estimate(frame: Frame, storage: Storage, priced: Priced, schedule: str) -> Estimate:
+    """Simulates a step and finds the largest rank."""
+    step = price_step(frame, priced, schedule)
+    memory = frame.largest_memory(storage, schedule)
+    time_s = _time_terms(frame, storage, step)
+    has_experts = frame.pricer.model.experts is not None
+    tensors = memory.total_bytes - memory.overhead
+    return Estimate(
+        step=step,
+        time_s=time_s,
+        half_width=half_width(time_s, frame.settings[0].dtype, has_experts=has_experts),
+        memory=memory,
+        overhead_bytes=overhead_bytes(tensors, frame.footprint, frame.is_cpu),
+    )
+
+
+def estimate_of(pricer: Pricer, plan: Plan) -> Estimate:
+    """The estimate of a plan."""
+    frame, storage = Frame.of(pricer, plan), Storage.of(plan)
+    return estimate(frame, storage, Priced.of(frame, storage), plan.schedule)
+
+
 def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> Prediction:
     """As `predict`, with pieces that may have been priced before, and without spans if unwanted."""
     frame = Frame.of(pricer, plan)
     storage = Storage.of(plan)
     priced = Priced.of(frame, storage)
-    step = price_step(frame, priced, plan.schedule)
-    memory = frame.largest_memory(storage, plan.schedule)
-    limit = pricer.memory_limit_bytes
+    found = estimate(frame, storage, priced, plan.schedule)
+    step, memory, limit = found.step, found.memory, pricer.memory_limit_bytes
     rates = pricer.rates(plan.precision.parameter)
     flops = _model_flops(pricer)
     per_device = flops / plan.world_size / step.total_s
@@ -56,16 +93,16 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
     is_whole = is_simulated_whole(frame, plan.schedule)
     return Prediction(
         step_time_s=step.total_s,
-        step_time_low_s=step.total_s / 1.12,
-        step_time_high_s=step.total_s * 1.12,
+        step_time_low_s=step.total_s * math.exp(-found.half_width),
+        step_time_high_s=step.total_s * math.exp(found.half_width),
         tokens_per_s_per_gpu=pricer.workload.tokens / plan.world_size / step.total_s,
         model_tflops_per_gpu=per_device / 1e12,
         mfu=per_device / rates.peak_flops,
         hfu=per_device / rates.peak_flops * (1 + recomputed_flops(frame) / flops),
         peak_memory_gib=memory.total_bytes / GIB,
         memory_gib=_memory_gib(memory),
-        overhead_gib=_overhead_gib(memory, frame),
-        time_s=_time_terms(frame, storage, step),
+        overhead_gib=_overhead_gib(found),
+        time_s=found.time_s,
         bubble_fraction=_bubble_fraction(frame, priced, step, plan.schedule),
         bytes_sent_per_rank=frame_traffic(frame, storage, plan.schedule)._asdict(),
         fits=memory.total_bytes <= limit,
@@ -97,9 +134,8 @@ def _memory_gib(memory: Memory) -> Mapping[str, float]:
     return {term: size / GIB for term, size in memory._asdict().items()}
 
 
-def _overhead_gib(memory: Memory, frame: Frame) -> Mapping[str, float]:
-    tensors = memory.total_bytes - memory.overhead
-    allocator, context = overhead_bytes(tensors, frame.footprint, frame.is_cpu)
+def _overhead_gib(found: Estimate) -> Mapping[str, float]:
+    allocator, context = found.overhead_bytes
     return {"allocator": allocator / GIB, "context": context / GIB}
 
 

@@ -76,6 +76,12 @@ def _searched(search: Mapping[str, Any]) -> str:
     return "\n".join([line, *(f"  {count} rejected: {reason}" for reason, count in by_count)])
 
 
+def _bar(prediction: Mapping[str, Any]) -> str:
+    """The range that holds 80 % of runs."""
+    low, high = prediction.get("step_time_low_s"), prediction.get("step_time_high_s")
+    return f"  ({seconds(low)} to {seconds(high)} in 80 % of runs)" if low and high else ""
+
+
 def prediction_text(prediction: Mapping[str, Any]) -> str:
     """One prediction: the headline figures, step time by term and memory by term."""
     tables = _headline(prediction), time_table(prediction), memory_table(prediction)
@@ -87,7 +93,7 @@ def _headline(prediction: Mapping[str, Any]) -> str:
     fits = "fits" if prediction.get("fits", True) else "DOES NOT FIT"
     lines = (
         ("plan", plan_name(prediction)),
-        ("step time", seconds(prediction.get("step_time_s"))),
+        ("step time", seconds(prediction.get("step_time_s")) + _bar(prediction)),
         ("tokens per GPU", per_second(prediction.get("tokens_per_s_per_gpu"))),
         ("model TFLOP/s per GPU", number(prediction.get("model_tflops_per_gpu"))),
         ("MFU, HFU", f"{share(prediction.get('mfu'))}, {share(prediction.get('hfu'))}"),

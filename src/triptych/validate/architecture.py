@@ -39,6 +39,16 @@ def model_of(row: Row) -> Model:
     )
 
 
+def without_dropout(model: Model) -> Model:
+    """A model as programs with fused attention train it today."""
+    if not model.dropout:
+        return model
+    blocks = tuple(
+        replace(block, attention=replace(block.attention, dropout=False)) for block in model.blocks
+    )
+    return replace(model, blocks=blocks, dropout=False)
+
+
 def _layers_of(row: Row, hidden: int, vocab: int) -> int:
     """Layers by the number of parameters: 12h^2 each beside the embedding (GPT only)."""
     if _style(row) == "llama":

@@ -11,7 +11,7 @@ from triptych.model.count import training_flops_per_token
 from triptych.model.model import Model
 from triptych.plan.plan import Plan, even_split
 from triptych.plan.workload import Workload
-from triptych.validate.architecture import model_of
+from triptych.validate.architecture import model_of, without_dropout
 from triptych.validate.machine import cluster_of
 from triptych.validate.measured import DISAGREES, peak_bytes, step_time_s
 from triptych.validate.program import precision_of, software_of
@@ -19,6 +19,8 @@ from triptych.validate.table import Row, Skip
 
 OUT_OF_MEMORY = "oom"
 """What the ids of rows begin with whose configuration did not fit."""
+
+ASSUMED = ("recompute", "micro_batch_size")
 
 _RECOMPUTE = ("none", "full", "selective")
 
@@ -36,6 +38,11 @@ class Case:
     rounds: float
     measured_s: float | None
     measured_bytes: float | None
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Columns that change a step much and that the row leaves blank."""
+        return tuple(name for name in ASSUMED if not self.row.text(name))
 
     @property
     def ran_out(self) -> bool:
@@ -57,6 +64,8 @@ def case_of(row: Row) -> Case:
         raise Skip("sequence length not stated")
     software = software_of(row)
     plan = plan_of(row, model, software)
+    if software.attention != "eager" and plan.attention != "eager":
+        model = without_dropout(model)
     if plan.world_size != row.count("n_gpus"):
         raise Skip("degrees and number of GPUs disagree")
     batch = row.count("global_batch_size")

@@ -26,6 +26,7 @@ class Outcome(NamedTuple):
     measured_bytes: float | None
     fits: bool
     ran_out: bool
+    assumed: tuple[str, ...] = ()  # columns that matter and are blank
 
     @property
     def time_error(self) -> float | None:

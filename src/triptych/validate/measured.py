@@ -53,15 +53,15 @@ def peak_bytes(row: Row) -> float | None:
     return size * (1e9 if _is_decimal(row) else GIB)
 
 
-ALLOCATED, RESERVED = ("allocated", "alloc gib"), ("torchtitan",)
+ALLOCATED, RESERVED = ("allocated", "alloc gib", "alpa"), ("torchtitan",)
 """Words that say what a peak counts: tensors alone, or what the allocator has reserved."""
 
 
-def counted_bytes(row: Row, peak_gib: float, allocator_gib: float, context_gib: float) -> float:
-    """Of a predicted peak, what a row's tool counts: all that the device reports, or less."""
-    if row.says(*ALLOCATED) or row.says("alpa"):
-        return (peak_gib - allocator_gib - context_gib) * GIB
-    return (peak_gib - (context_gib if row.says(*RESERVED) else 0.0)) * GIB
+def counted_bytes(row: Row, peak: float, allocator: float, context: float) -> float:
+    """Of the bytes of a peak, what a row's tool counts: all that the device reports, or less."""
+    if row.says(*ALLOCATED):
+        return peak - allocator - context
+    return peak - context if row.says(*RESERVED) else peak
 
 
 def _is_decimal(row: Row) -> bool:

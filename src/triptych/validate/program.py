@@ -22,9 +22,9 @@ _FAMILIES: tuple[tuple[Software, tuple[str, ...]], ...] = (
     (MEGATRON_2021, ("framework=megatron-lm",)),
     (MEGATRON_DEEPSPEED, ("megatron-deepspeed", "bigscience", "deepspeed")),
     (TORCHTITAN, ("torchtitan", "fsdp2")),
+    (MEGATRON_CORE, ("megatron-bridge", "nemo", "simumax", "megatron-core", "megatron core")),
     (COMPOSER, ("composer", "fsdp")),
     (ALPA, ("alpa",)),
-    (MEGATRON_CORE, ("megatron-bridge", "nemo", "simumax", "megatron-core", "megatron core")),
     (MEGATRON_2021, ("narayanan",)),
     (TRIPTYCH, ("triptych",)),
 )

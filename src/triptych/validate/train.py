@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from triptych.cost.predict import predict_with
-from triptych.cost.prediction import Prediction
+from triptych.cost.predict import Estimate, estimate_of
 from triptych.cost.pricer import Pricer
+from triptych.cost.rates import memory_limit_bytes
+from triptych.cost.uncertainty import ASSUMED
 from triptych.units import GIB
 from triptych.validate.case import Case, case_of
 from triptych.validate.figures import Outcome, bars, fits, quantity, ranking
@@ -63,49 +64,45 @@ def document(outcomes: Sequence[Outcome], rows: int, skipped: Counter[str]) -> d
 
 def outcome_of(case: Case) -> Outcome:
     """A case, priced. Raises Skip if its schedule cannot be."""
-    prediction, seconds = price(case)
+    found, seconds = price(case)
+    half_width = math.hypot(found.half_width, ASSUMED if case.assumed else 0.0)
     timed = case.measured_s is not None
-    low, high = prediction.step_time_low_s, prediction.step_time_high_s
-    scale = seconds / prediction.step_time_s
+    total_bytes = found.memory.total_bytes
     return Outcome(
         id=case.row.id,
         source=case.row.source,
         group=case.group,
         plan=f"{case.plan.short()},{case.software.name}",
         predicted_s=seconds if timed else None,
-        low_s=low * scale,
-        high_s=high * scale,
+        low_s=seconds * math.exp(-half_width),
+        high_s=seconds * math.exp(half_width),
         measured_s=case.measured_s,
-        predicted_bytes=counted_bytes(
-            case.row,
-            prediction.peak_memory_gib,
-            prediction.overhead_gib["allocator"],
-            prediction.overhead_gib["context"],
-        ),
+        predicted_bytes=counted_bytes(case.row, total_bytes, *found.overhead_bytes),
         measured_bytes=case.measured_bytes,
-        fits=prediction.fits,
+        fits=total_bytes <= memory_limit_bytes(case.cluster),
         ran_out=case.ran_out,
+        assumed=case.assumed,
     )
 
 
-def price(case: Case) -> tuple[Prediction, float]:
-    """The prediction, and the seconds of a step with a ragged last micro-batch."""
+def price(case: Case) -> tuple[Estimate, float]:
+    """The estimate, and the seconds of a step with a ragged last micro-batch."""
     whole = math.floor(case.rounds)
-    prediction = _price(case, whole)
-    seconds = prediction.step_time_s
+    found = _price(case, whole)
+    seconds = found.step.total_s
     if case.rounds > whole:
-        more = _price(case, whole + 1).step_time_s
+        more = _price(case, whole + 1).step.total_s
         seconds += (case.rounds - whole) * (more - seconds)
-    return prediction, seconds
+    return found, seconds
 
 
-def _price(case: Case, rounds: int) -> Prediction:
+def _price(case: Case, rounds: int) -> Estimate:
     workload = replace(case.workload, global_batch=rounds * case.plan.round_rows)
     pricer = Pricer(case.model, case.cluster, workload, case.software)
     try:
-        return predict_with(pricer, case.plan, with_timeline=False)
+        return estimate_of(pricer, case.plan)
     except ValueError as error:
-        raise Skip(f"schedule does not run: {error}") from error
+        raise Skip("schedule does not run") from error
 
 
 def _line(outcome: Outcome) -> dict[str, Any]:
@@ -121,4 +118,5 @@ def _line(outcome: Outcome) -> dict[str, Any]:
         "memory_error": outcome.memory_error,
         "fits": outcome.fits,
         "plan": outcome.plan,
+        "assumed": " ".join(outcome.assumed),
     }
