@@ -16,9 +16,7 @@ from triptych.validate.tasks import TASKS
 
 
 def command(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A CSV table of measured runs.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV table of measured runs.")],
     task: Annotated[
         str, typer.Option(metavar="TASK", help="What the runs did: " + ", ".join(TASKS) + ".")
     ] = "train",

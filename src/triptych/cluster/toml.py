@@ -139,9 +139,7 @@ def _device(parent: Table) -> Device:
         gemm_efficiency=table.share("gemm_efficiency", (base or _NO_DEVICE).gemm_efficiency),
         gemm_burst=table.share("gemm_burst", (base or _NO_DEVICE).gemm_burst),
         gemm_ramp_k=table.number("gemm_ramp_k", (base or _NO_DEVICE).gemm_ramp_k),
-        multiprocessors=table.integer(
-            "multiprocessors", (base or _NO_DEVICE).multiprocessors
-        ),
+        multiprocessors=table.integer("multiprocessors", (base or _NO_DEVICE).multiprocessors),
         flash_efficiency=_flash_efficiency(table, base or _NO_DEVICE),
         memory_efficiency=table.share("memory_efficiency", (base or _NO_DEVICE).memory_efficiency),
         operator_s=table.number("operator_s", (base or _NO_DEVICE).operator_s),
@@ -259,7 +257,10 @@ def _device_lines(device: Device) -> list[str]:
         f"kind = {_string(device.kind)}",
         *(f"{name} = {getattr(device, name)!r}" for name in numbers),
         *_given(device, "gemm_burst", "gemm_ramp_k", "multiprocessors"),
-        *(f"flash_{i + 1}_efficiency = {share!r}" for i, share in enumerate(device.flash_efficiency)),
+        *(
+            f"flash_{i + 1}_efficiency = {share!r}"
+            for i, share in enumerate(device.flash_efficiency)
+        ),
         f"source = {_string(device.source)}",
         "",
         "[groups.device.peak_flops]",

@@ -32,9 +32,7 @@ def assumptions(
     return {term: texts for term, texts in terms.items() if texts}
 
 
-def _compute(
-    plan: Plan, rates: Rates, cluster: Cluster, software: Software
-) -> Iterator[str]:
+def _compute(plan: Plan, rates: Rates, cluster: Cluster, software: Software) -> Iterator[str]:
     device = cluster.device
     yield (
         f"products that last attain {device.gemm_efficiency:.0%} of {rates.peak_flops / 1e12:.4g} "
@@ -52,9 +50,7 @@ def _compute(
         yield f"offload={plan.offload}: the time of moving is not counted"
 
 
-def _communication(
-    plan: Plan, rates: Rates, cluster: Cluster, software: Software
-) -> Iterator[str]:
+def _communication(plan: Plan, rates: Rates, cluster: Cluster, software: Software) -> Iterator[str]:
     if plan.world_size == 1:
         return
     if rates.is_cpu:

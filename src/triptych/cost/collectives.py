@@ -10,9 +10,10 @@ A100, H100 and B200 to 6-8 % in the median, from 512 bytes to 16 GiB.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.cluster.cluster import Cluster
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -35,6 +36,11 @@ class Group:
         """Nodes that the group spans."""
         return math.ceil(self.size / self.per_node)
 
+    def on_one_port(self) -> Group:
+        """The same group if members in a node do not share the work of leaving it."""
+        rate = min(self.bytes_per_s, self.alone_bytes_per_s)
+        return self if self.nodes == 1 else replace(self, bytes_per_s=rate)
+
     def all_reduce_s(self, size_bytes: float) -> float:
         """Seconds to sum `size_bytes` held by every rank, the faster of ring and tree latency."""
         if self.size == 1:
@@ -43,7 +49,11 @@ class Group:
         ring_s = (2 * (self.size - 1) - hops) * self.latency_s + hops * self.network_latency_s
         tree_s = 2 * (self.per_node - 1) * self.latency_s
         tree_s += 2 * math.ceil(math.log2(self.nodes)) * self.network_latency_s
-        return self.start_s + min(ring_s, tree_s) + self._wire_s(all_reduce_bytes(self.size, size_bytes))
+        return (
+            self.start_s
+            + min(ring_s, tree_s)
+            + self._wire_s(all_reduce_bytes(self.size, size_bytes))
+        )
 
     def gather_s(self, size_bytes: float) -> float:
         """Seconds of an all-gather or reduce-scatter; `size_bytes` is the whole tensor."""
@@ -103,7 +113,8 @@ def group(cluster: Cluster, size: int, stride: int) -> Group:
     fits = per_node == size
     slowest = within if fits else cluster.network
     inside, outside = (
-        link.bytes_per_s * (1.0 if is_cpu else link.efficiency) for link in (within, cluster.network)
+        link.bytes_per_s * (1.0 if is_cpu else link.efficiency)
+        for link in (within, cluster.network)
     )
     return Group(
         size=size,

@@ -202,12 +202,13 @@ class Frame:
             return 0.0, 0.0
         cost, stage = self.costs[stage_index], self.stages[stage_index]
         storage = self.storage(storage, stage_index)
+        shards = self.pricer.group(storage.shards, stage.tensor)
         exposed = sharded_pass(
             cost.holdings,
             cost.num_units,
             stage.num_layers,
             storage,
-            self.pricer.group(storage.shards, stage.tensor),
+            shards.on_one_port() if self.pricer.software.one_port else shards,
             forward_s=cost.forward_s,
             backward_s=cost.backward_s,
             most_hidden=self.pricer.software.hides_shards,
@@ -256,7 +257,9 @@ class Frame:
             in_flight = max(sum(a.in_flight for a in m) for m in self.peaks(schedule)[rank])
             more = self.footprint.more_in_flight
             waiting += more * cost.saved_bytes
-            waiting += (in_flight + more) * self.footprint.stage_outputs * site.message_bytes(setting)
+            waiting += (
+                (in_flight + more) * self.footprint.stage_outputs * site.message_bytes(setting)
+            )
         return waiting + (site.activation_bytes(setting) if setting.sequence_parallel else 0.0)
 
     def memory(self, rank: int, storage: Storage, schedule: str) -> Memory:

@@ -110,9 +110,7 @@ def _recomputed(
     chosen = repeated(site, block, local, setting)
     if not chosen:
         return Parts(), 0.0
-    issued_s, _ = host_s(
-        site, setting, issued_operators(site, [local[i] for i in chosen], setting)
-    )
+    issued_s, _ = host_s(site, setting, issued_operators(site, [local[i] for i in chosen], setting))
     if not site.rates.is_cpu:
         issued_s += site.software.checkpoint_s
     flops = sum(local[i].operator.forward_flops(site.sequence_length) for i in chosen)

@@ -101,9 +101,7 @@ def _alive_bytes(stages: Sequence[StageCost], moment: Moment) -> tuple[float, fl
     return activations, gradients
 
 
-def overhead_bytes(
-    tensor_bytes: float, footprint: Footprint, is_cpu: bool
-) -> tuple[float, float]:
+def overhead_bytes(tensor_bytes: float, footprint: Footprint, is_cpu: bool) -> tuple[float, float]:
     """What is there besides tensors: lost by the allocator, and the program's context."""
     if is_cpu:
         return 0.0, CPU_OVERHEAD_BYTES

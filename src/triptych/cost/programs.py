@@ -23,9 +23,7 @@ MEGATRON_2021 = Software(
     checkpoint_s=1e-4,
     optimizer_bytes=40.0,
     is_fused=True,
-    footprint=Footprint(
-        context_bytes=2.0 * GIB, logit_bytes=10.0, owned_bytes=4.0, buckets=False
-    ),
+    footprint=Footprint(context_bytes=2.0 * GIB, logit_bytes=10.0, owned_bytes=4.0, buckets=False),
 )
 
 MEGATRON_DEEPSPEED = Software(
@@ -54,6 +52,8 @@ MEGATRON_DEEPSPEED = Software(
         stage_outputs=1.0,
         more_in_flight=1,
     ),
+    one_port=True,
+    hides_shards=0.95,
 )
 
 ONEFLOW = Software(
@@ -90,7 +90,7 @@ COMPOSER = Software(
     flash=1,
     hides_shards=0.4,
     is_fused=True,
-    footprint=Footprint(logit_bytes=14.0, buckets=False),
+    footprint=Footprint(logit_bytes=6.0, buckets=False),
 )
 
 TORCHTITAN = Software(
@@ -113,4 +113,5 @@ MEGATRON_CORE = Software(
     accumulation_bytes=7.0,
     is_fused=True,
     footprint=Footprint(logit_bytes=4.0, buckets=False),
+    zero=1,
 )

@@ -40,9 +40,7 @@ class Rates:
 
     def slowed(self, rate: float) -> Rates:
         """The same with products at a part of their rate."""
-        return replace(
-            self, gemm_flops=self.gemm_flops * rate, burst_flops=self.burst_flops * rate
-        )
+        return replace(self, gemm_flops=self.gemm_flops * rate, burst_flops=self.burst_flops * rate)
 
 
 FULL_WIDTH_EFFICIENCY = 0.93

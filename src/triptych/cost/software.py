@@ -46,6 +46,7 @@ class Software:
     compiled: Kernels
     attention: str = "flash"  # unless the run says otherwise; eager: scores are written out
     selects_operators: bool = False  # selective: every other product and all that is cheap
+    zero: int = 0  # unless the run says otherwise
     recompute: str = "none"  # unless the run says otherwise
     flash: int = 0  # generation of attention kernels; 0: the second for sdpa, the third for flash
     fuses_softmax: bool = False  # of written-out scores
@@ -53,6 +54,7 @@ class Software:
     message_s: float = 0.0  # of the host for a message between stages that it waits for
     hides_gradients: bool = True  # sums of gradients travel behind the last backward
     hides_shards: float = 0.5  # most of ZeRO-3's traffic that hides behind compute
+    one_port: bool = False  # ZeRO-3's gathers use one port of a node, not all
     hides_tensor: float = 0.0  # part of tensor-parallel exchanges that hides behind products
     fp8_rate: float = 1.0  # of fp8 products against tensor-wise scaled ones
     fp8_cast_bytes: float = 5.0  # per element of an operand: its largest value, then the cast

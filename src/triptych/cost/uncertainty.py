@@ -33,9 +33,7 @@ ASSUMED = 0.25
 """Of a run whose recomputation or micro-batch is not stated."""
 
 
-def half_width(
-    time_s: Mapping[str, float], dtype: str, *, has_experts: bool = False
-) -> float:
+def half_width(time_s: Mapping[str, float], dtype: str, *, has_experts: bool = False) -> float:
     """Half-width of the 80 % bar as a logarithm: times lie within a factor of exp(half-width)."""
     total_s = sum(time_s.values())
     parts = [RUN, *(TERMS[term] * seconds / total_s for term, seconds in time_s.items())]

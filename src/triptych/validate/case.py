@@ -97,6 +97,7 @@ def plan_of(row: Row, model: Model, software: Software) -> Plan:
     sequence at a time.
     """
     degrees = {name: row.count(name) for name in ("dp", "tp", "pp")}
+    zero = row.count("zero_stage")
     microbatch = row.count("micro_batch_size") or int((row.count("pp") or 1) > 1)
     if None in degrees.values() or not microbatch:
         raise Skip("plan incomplete")
@@ -117,7 +118,7 @@ def plan_of(row: Row, model: Model, software: Software) -> Plan:
         ep=row.count("ep") or 1,
         chunks=chunks if pp > 1 else 1,
         layers=_layers(row, model.num_layers, pp, chunks),
-        zero=row.count("zero_stage") or 0,
+        zero=software.zero if zero is None else zero,
         schedule="interleaved" if chunks > 1 and pp > 1 else "1f1b",
         microbatch=microbatch,
         recompute=recompute,

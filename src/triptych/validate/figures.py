@@ -129,7 +129,10 @@ def ranking(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def _pairs(group: Sequence[Outcome]) -> Iterable[bool]:
     for one, other in combinations(group, 2):
         assert one.measured_s and other.measured_s and one.predicted_s and other.predicted_s
-        slower, faster = max(one.measured_s, other.measured_s), min(one.measured_s, other.measured_s)
+        slower, faster = (
+            max(one.measured_s, other.measured_s),
+            min(one.measured_s, other.measured_s),
+        )
         if one.plan != other.plan and slower > (1.0 + DIFFERS) * faster:
             yield (one.measured_s < other.measured_s) == (one.predicted_s < other.predicted_s)
 

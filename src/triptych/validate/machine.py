@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from triptych.cluster.catalogue import Entry, entries
 from triptych.cluster.cluster import Cluster, Link, NodeGroup
@@ -39,7 +39,7 @@ def _catalogue() -> Mapping[str, Entry]:
     return entries()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _entry(name: str) -> Entry:
     """The device that a row names; of several memory sizes the largest."""
     known = _catalogue()

@@ -19,7 +19,7 @@ from triptych.validate.table import Row
 
 _FAMILIES: tuple[tuple[Software, tuple[str, ...]], ...] = (
     (ONEFLOW, ("framework=oneflow",)),
-    (MEGATRON_2021, ("framework=megatron-lm",)),
+    (MEGATRON_2021, ("framework=megatron-lm", "scheme=ptd")),
     (MEGATRON_DEEPSPEED, ("megatron-deepspeed", "bigscience", "deepspeed")),
     (TORCHTITAN, ("torchtitan", "fsdp2")),
     (MEGATRON_CORE, ("megatron-bridge", "nemo", "simumax", "megatron-core", "megatron core")),

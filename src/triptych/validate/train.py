@@ -18,7 +18,7 @@ from triptych.validate.case import Case, case_of
 from triptych.validate.figures import Outcome, bars, fits, quantity, ranking
 from triptych.validate.measured import MEMORY, TIMED, counted_bytes
 from triptych.validate.report import Report
-from triptych.validate.table import Row, Skip, read_table
+from triptych.validate.table import Skip, read_table
 
 REQUIRED = ("id", "gpu", "n_gpus", "seq_len", "dp", "tp", "pp", "micro_batch_size")
 MEASURED = (*TIMED, MEMORY)
@@ -79,10 +79,19 @@ def outcome_of(case: Case) -> Outcome:
         measured_s=case.measured_s,
         predicted_bytes=counted_bytes(case.row, total_bytes, *found.overhead_bytes),
         measured_bytes=case.measured_bytes,
-        fits=total_bytes <= memory_limit_bytes(case.cluster),
+        fits=_fits(case, total_bytes),
         ran_out=case.ran_out,
         assumed=case.assumed,
     )
+
+
+def _fits(case: Case, total_bytes: float) -> bool:
+    """True if a case fits; where recomputation is not stated, if it fits with any."""
+    limit = memory_limit_bytes(case.cluster)
+    if total_bytes <= limit or "recompute" not in case.assumed:
+        return total_bytes <= limit
+    again = replace(case, plan=case.plan.with_(recompute="full"))
+    return _price(again, math.floor(case.rounds)).memory.total_bytes <= limit
 
 
 def price(case: Case) -> tuple[Estimate, float]:

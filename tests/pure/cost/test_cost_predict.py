@@ -14,6 +14,7 @@ from triptych.cluster.cluster import Cluster
 from triptych.cost import step as step_module
 from triptych.cost.predict import predict
 from triptych.cost.prediction import TIME_TERMS, Prediction
+from triptych.cost.software import TRIPTYCH
 from triptych.cost.step import (
     Priced,
     predicted_timeline,
@@ -21,7 +22,6 @@ from triptych.cost.step import (
     step_bound_s,
     step_seconds,
 )
-from triptych.cost.software import TRIPTYCH
 from triptych.cost.storage import Storage
 from triptych.cost.sync import step_tail
 from triptych.model.count import training_flops_per_token
