@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from triptych.cost.pipeline import Moment
 from triptych.cost.pricer import StageCost
-from triptych.cost.software import Footprint
+from triptych.cost.software import TRIPTYCH, Footprint
 from triptych.cost.storage import Storage
 from triptych.units import GIB
 
@@ -64,7 +64,7 @@ def owned_elements(stages: Sequence[StageCost], storage: Storage) -> float:
 
 
 def state_bytes(
-    stages: Sequence[StageCost], storage: Storage, footprint: Footprint
+    stages: Sequence[StageCost], storage: Storage, footprint: Footprint = TRIPTYCH.footprint
 ) -> tuple[float, float, float, float]:
     """Weights, gradients, optimizer state and the buffers between them: what ZeRO divides."""
     dense = sum(stage.holdings.dense for stage in stages)

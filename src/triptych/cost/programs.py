@@ -90,7 +90,7 @@ COMPOSER = Software(
     flash=1,
     hides_shards=0.4,
     is_fused=True,
-    footprint=Footprint(logit_bytes=6.0, buckets=False),
+    footprint=Footprint(context_bytes=1.0 * GIB, logit_bytes=4.0, buckets=False),
 )
 
 TORCHTITAN = Software(
@@ -112,6 +112,6 @@ MEGATRON_CORE = Software(
     optimizer_bytes=36.0,
     accumulation_bytes=7.0,
     is_fused=True,
-    footprint=Footprint(logit_bytes=4.0, buckets=False),
+    footprint=Footprint(context_bytes=1.0 * GIB, logit_bytes=4.0, buckets=False),
     zero=1,
 )

@@ -13,7 +13,7 @@ from triptych.model.model import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A model, its sequences, a device's rates, the program and the groups that a layer talks over."""
+    """A model, its sequences, a device's rates, the program and the groups that a layer uses."""
 
     model: Model
     sequence_length: int

@@ -22,6 +22,8 @@ def model_of(row: Row) -> Model:
     """The model of a row. Raises Skip if its sizes are not known."""
     known = _known(row.text("model_name"))
     hidden, layers = row.count("hidden"), row.count("n_layers")
+    if not layers and "slice" in row.text("model_name").lower():
+        raise Skip("architecture incomplete")
     if not hidden and known:
         return _cut(known, layers or known.num_layers, row)
     vocab = row.count("vocab")

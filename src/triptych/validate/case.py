@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from triptych.cluster.cluster import Cluster
@@ -98,6 +97,8 @@ def plan_of(row: Row, model: Model, software: Software) -> Plan:
     """
     degrees = {name: row.count(name) for name in ("dp", "tp", "pp")}
     zero = row.count("zero_stage")
+    if zero is None and row.says("weight-update sharding", "distributed optimizer"):
+        zero = 1
     microbatch = row.count("micro_batch_size") or int((row.count("pp") or 1) > 1)
     if None in degrees.values() or not microbatch:
         raise Skip("plan incomplete")
@@ -122,17 +123,11 @@ def plan_of(row: Row, model: Model, software: Software) -> Plan:
         schedule="interleaved" if chunks > 1 and pp > 1 else "1f1b",
         microbatch=microbatch,
         recompute=recompute,
-        recompute_every=_every(row),
         sequence_parallel=row.text("sequence_parallel") == "1",
         precision=precision_of(row),
         attention=_attention(row, software),
         compile=software.is_fused or row.text("compile") == "1",
     )
-
-
-def _every(row: Row) -> int:
-    stated = re.search(r"checkpoint-num-layers=(\d+)", row.text("notes"))
-    return int(stated.group(1)) if stated else 1
 
 
 def _attention(row: Row, software: Software) -> str:

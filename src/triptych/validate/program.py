@@ -34,6 +34,11 @@ MODERN = 2024
 """Year from which Megatron, or an unnamed program, is taken to have fused attention kernels."""
 
 
+def families() -> dict[str, Software]:
+    """The families by name."""
+    return {software.name: software for software, _ in _FAMILIES}
+
+
 def software_of(row: Row) -> Software:
     """The features of a row's program."""
     software = _family(row)
