@@ -62,4 +62,5 @@ def count_bytes(block: Block) -> float:
 def dispatch_s(site: Site, block: Block, setting: Setting) -> float:
     """Dispatch and combine: two all-to-alls a pass."""
     size_bytes = dispatch_bytes(site, block, setting)
-    return 2 * site.expert.all_to_all_s(size_bytes) if size_bytes else 0.0
+    exposed = 1.0 - site.software.hides_experts
+    return 2 * exposed * site.expert.all_to_all_s(size_bytes) if size_bytes else 0.0

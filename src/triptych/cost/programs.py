@@ -6,6 +6,8 @@ A family of programs is a set of features at the time of its runs. What differs 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from triptych.cost.software import Footprint, Kernels, Software
 from triptych.units import GIB
 
@@ -102,16 +104,28 @@ TORCHTITAN = Software(
     flash=2,
     hides_shards=0.53,
     footprint=Footprint(logit_bytes=14.0, buckets=False),
+    fp8_cast_bytes=6.0,
 )
 
 MEGATRON_CORE = Software(
     name="Megatron Core",
-    eager=Kernels(traffic=1.25, launches=2.0, host=0.7, loss_bytes=15.0),
-    compiled=Kernels(traffic=1.25, launches=2.0, host=0.7, loss_bytes=15.0),
+    eager=Kernels(traffic=1.6, launches=2.0, host=0.7, loss_bytes=20.0),
+    compiled=Kernels(traffic=1.6, launches=2.0, host=0.7, loss_bytes=20.0),
     flash=3,
-    optimizer_bytes=36.0,
-    accumulation_bytes=7.0,
+    optimizer_bytes=44.0,
+    accumulation_bytes=5.5,
     is_fused=True,
     footprint=Footprint(context_bytes=1.0 * GIB, logit_bytes=4.0, buckets=False),
     zero=1,
 )
+
+MEGATRON_BRIDGE = replace(
+    MEGATRON_CORE,
+    name="Megatron Bridge (NeMo)",
+    eager=Kernels(traffic=1.1, launches=2.0, host=0.4, loss_bytes=16.0),
+    compiled=Kernels(traffic=1.1, launches=2.0, host=0.4, loss_bytes=16.0),
+    hides_tensor=0.5,
+    hides_experts=0.35,
+    fp8_cast_bytes=2.0,
+)
+"""With cast and transposition fused into other kernels, captured graphs, overlapped exchanges."""

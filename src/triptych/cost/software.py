@@ -55,6 +55,7 @@ class Software:
     hides_gradients: bool = True  # sums of gradients travel behind the last backward
     hides_shards: float = 0.5  # most of ZeRO-3's traffic that hides behind compute
     one_port: bool = False  # ZeRO-3's gathers use one port of a node, not all
+    hides_experts: float = 0.0  # part of the exchanges with experts that hides behind compute
     hides_tensor: float = 0.0  # part of tensor-parallel exchanges that hides behind products
     fp8_rate: float = 1.0  # of fp8 products against tensor-wise scaled ones
     fp8_cast_bytes: float = 5.0  # per element of an operand: its largest value, then the cast

@@ -8,6 +8,7 @@ from triptych.cost.programs import (
     ALPA,
     COMPOSER,
     MEGATRON_2021,
+    MEGATRON_BRIDGE,
     MEGATRON_CORE,
     MEGATRON_DEEPSPEED,
     ONEFLOW,
@@ -22,7 +23,8 @@ _FAMILIES: tuple[tuple[Software, tuple[str, ...]], ...] = (
     (MEGATRON_2021, ("framework=megatron-lm", "scheme=ptd")),
     (MEGATRON_DEEPSPEED, ("megatron-deepspeed", "bigscience", "deepspeed")),
     (TORCHTITAN, ("torchtitan", "fsdp2")),
-    (MEGATRON_CORE, ("megatron-bridge", "nemo", "simumax", "megatron-core", "megatron core")),
+    (MEGATRON_BRIDGE, ("megatron-bridge", "nemo")),
+    (MEGATRON_CORE, ("simumax", "megatron-core", "megatron core")),
     (COMPOSER, ("composer", "fsdp")),
     (ALPA, ("alpa",)),
     (MEGATRON_2021, ("narayanan",)),
@@ -46,10 +48,15 @@ def software_of(row: Row) -> Software:
         software = replace(software, hides_gradients=False, hides_shards=0.0, hides_tensor=0.0)
     if row.says("async tp", "asynctp", "tp-comm-overlap on"):
         software = replace(software, hides_tensor=ASYNC_TENSOR)
+    if row.text("precision").lower() == "nvfp4":
+        software = replace(software, fp8_rate=NVFP4_RATE)
     if row.says("rowwise"):
         software = replace(software, fp8_rate=ROWWISE_RATE)
     return software
 
+
+NVFP4_RATE = 1.5
+"""Rate of nvfp4 products against fp8 ones, their scales included (GB200, Megatron Bridge)."""
 
 ROWWISE_RATE = 0.5
 """Rate of products with a scale for each row against one for the tensor (torchtitan's tables)."""
