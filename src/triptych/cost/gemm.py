@@ -9,6 +9,8 @@ accelerator falls when its power limit is reached. Fits the tables of aiconfigur
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from triptych.cost.rates import Rates
 
 TILES = (
@@ -47,16 +49,22 @@ def gemm_s(rates: Rates, m: float, k: float, n: float, copies: float = 1.0) -> f
 
 def tiled_s(rates: Rates, m: float, k: float, n: float, copies: float = 1.0) -> float:
     """Seconds of arithmetic at the burst rate, with the tiles that suit the shape best."""
-    parts, ramp = rates.multiprocessors, rates.ramp_k
+    parts = rates.multiprocessors
+    return 2.0 * _tile_work(parts, rates.ramp_k, m, k, n, copies) * parts / rates.burst_flops
+
+
+@lru_cache(maxsize=100_000)
+def _tile_work(parts: int, ramp: float, m: float, k: float, n: float, copies: float) -> float:
+    """Multiplications of the busiest multiprocessor, the ramp and the rate of tiles included."""
     best = float("inf")
     for rows, columns, rate in TILES:
         tiles = -(-m // rows) * -(-n // columns) * copies
-        tile_s = rows * columns / rate
-        best = min(best, -(-tiles // parts) * tile_s * (k + ramp))
+        area = rows * columns / rate
+        best = min(best, -(-tiles // parts) * area * (k + ramp))
         if tiles < parts:
             for split in SPLITS:
-                best = min(best, -(-tiles * split // parts) * tile_s * (k / split + ramp))
-    return 2.0 * best * parts / rates.burst_flops
+                best = min(best, -(-tiles * split // parts) * area * (k / split + ramp))
+    return best
 
 
 def lasting_s(rates: Rates, burst_s: float) -> float:
