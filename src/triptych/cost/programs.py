@@ -68,14 +68,14 @@ ONEFLOW = Software(
     optimizer_bytes=40.0,
     is_fused=True,
     footprint=Footprint(
-        context_bytes=1.2 * GIB, logit_bytes=5.0, stage_outputs=4.0, more_in_flight=2, buckets=False
+        context_bytes=1.2 * GIB, logit_bytes=2.0, stage_outputs=5.0, more_in_flight=2, buckets=False
     ),
 )
 
 ALPA = Software(
     name="Alpa (XLA) 2022",
-    eager=Kernels(traffic=0.6, launches=2.0, host=0.2, loss_bytes=40.0),
-    compiled=Kernels(traffic=0.6, launches=2.0, host=0.2, loss_bytes=40.0),
+    eager=Kernels(traffic=1.0, launches=2.0, host=0.2, loss_bytes=40.0),
+    compiled=Kernels(traffic=1.0, launches=2.0, host=0.2, loss_bytes=40.0),
     attention="eager",
     flash=1,
     fuses_softmax=True,
@@ -83,6 +83,7 @@ ALPA = Software(
     optimizer_bytes=28.0,
     is_fused=True,
     footprint=Footprint(logit_bytes=8.0, update_bytes=4.0, buckets=False),
+    drops=False,
 )
 
 COMPOSER = Software(
@@ -129,3 +130,11 @@ MEGATRON_BRIDGE = replace(
     fp8_cast_bytes=2.0,
 )
 """With cast and transposition fused into other kernels, captured graphs, overlapped exchanges."""
+
+INTERN_EVO = replace(
+    MEGATRON_CORE,
+    name="InternEvo 2023",
+    eager=Kernels(traffic=1.3, launches=2.4, host=1.0, loss_bytes=30.0),
+    compiled=Kernels(traffic=1.3, launches=2.4, host=1.0, loss_bytes=30.0),
+    flash=2,
+)

@@ -46,6 +46,7 @@ class Software:
     compiled: Kernels
     attention: str = "flash"  # unless the run says otherwise; eager: scores are written out
     selects_operators: bool = False  # selective: every other product and all that is cheap
+    drops: bool = True  # runs dropout where a model has it
     zero: int = 0  # unless the run says otherwise
     recompute: str = "none"  # unless the run says otherwise
     flash: int = 0  # generation of attention kernels; 0: the second for sdpa, the third for flash

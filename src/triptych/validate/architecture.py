@@ -63,13 +63,14 @@ def _block(row: Row, hidden: int, style: Block) -> Block:
     """A dense block of some style with the sizes of a row."""
     heads = row.count("n_heads") or _usual_heads(hidden)
     kv_heads = row.count("n_kv_heads") or heads
-    width = row.count("ffn_hidden") or (style.mlp.width if style.mlp.width > 1 else 4 * hidden)
     keeps = style.attention.head_dim if style.attention.query_heads == heads else 0
     attention = replace(
         style.attention, query_heads=heads, kv_heads=kv_heads, head_dim=keeps or hidden // heads
     )
     assert isinstance(style.mlp, Mlp)
-    return replace(style, attention=attention, mlp=replace(style.mlp, width=width))
+    return replace(
+        style, attention=attention, mlp=replace(style.mlp, width=_width(row, style, hidden))
+    )
 
 
 def _usual_heads(hidden: int) -> int:
@@ -130,8 +131,21 @@ def _style(row: Row) -> str:
     for style in ("bloom", "mpt", "gpt"):
         if style in name and "gpt-oss" not in name:
             return style
+    if any(word in name for word in _LLAMA_LIKE):
+        return "llama"
     hidden, width = row.count("hidden") or 1, row.count("ffn_hidden")
-    return "gpt" if width in (None, 4 * hidden) and not name.startswith("llama") else "llama"
+    return "gpt" if width in (None, 4 * hidden) else "llama"
+
+
+_LLAMA_LIKE = ("llama", "internlm", "qwen", "mistral", "mixtral", "baichuan", "yi-")
+
+
+def _width(row: Row, style: Block, hidden: int) -> int:
+    """The feed-forward width; blank: the style's, 4h, or 8h/3 in 256s where it is gated."""
+    stated = row.count("ffn_hidden")
+    if stated or style.mlp.width > 1:
+        return stated or style.mlp.width
+    return -(-8 * hidden // 768) * 256 if style.mlp.gated else 4 * hidden
 
 
 def _guess(row: Row, hidden: int) -> Block:

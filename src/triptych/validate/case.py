@@ -63,7 +63,7 @@ def case_of(row: Row) -> Case:
         raise Skip("sequence length not stated")
     software = software_of(row)
     plan = plan_of(row, model, software)
-    if software.attention != "eager" and plan.attention != "eager":
+    if not software.drops or (software.attention != "eager" and plan.attention != "eager"):
         model = without_dropout(model)
     if plan.world_size != row.count("n_gpus"):
         raise Skip("degrees and number of GPUs disagree")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from triptych.cost.programs import (
     ALPA,
     COMPOSER,
+    INTERN_EVO,
     MEGATRON_2021,
     MEGATRON_BRIDGE,
     MEGATRON_CORE,
@@ -27,13 +28,14 @@ _FAMILIES: tuple[tuple[Software, tuple[str, ...]], ...] = (
     (MEGATRON_CORE, ("simumax", "megatron-core", "megatron core")),
     (COMPOSER, ("composer", "fsdp")),
     (ALPA, ("alpa",)),
+    (INTERN_EVO, ("internlm", "internevo")),
     (MEGATRON_2021, ("narayanan",)),
     (TRIPTYCH, ("triptych",)),
 )
 """Families by words that name them, the more exact ones first."""
 
-MODERN = 2024
-"""Year from which Megatron, or an unnamed program, is taken to have fused attention kernels."""
+MODERN, MODERN_MEGATRON = 2023, 2024
+"""Year from which an unnamed program, and Megatron, are taken to have fused attention kernels."""
 
 
 def families() -> dict[str, Software]:
@@ -69,10 +71,11 @@ def _family(row: Row) -> Software:
     for software, words in _FAMILIES:
         if row.says(*words):
             return software
-    year = row.count("year")
-    if year is None and not row.says("megatron"):
+    year, is_megatron = row.count("year"), row.says("megatron")
+    if year is None and not is_megatron:
         return TRIPTYCH
-    return MEGATRON_CORE if year is None or year >= MODERN else MEGATRON_2021
+    modern = MODERN_MEGATRON if is_megatron else MODERN
+    return MEGATRON_CORE if year is None or year >= modern else MEGATRON_2021
 
 
 def precision_of(row: Row) -> Precision:
