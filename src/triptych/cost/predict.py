@@ -67,7 +67,9 @@ def estimate(frame: Frame, storage: Storage, priced: Priced, schedule: str) -> E
     return Estimate(
         step=step,
         time_s=time_s,
-        half_width=half_width(time_s, frame.settings[0].dtype, has_experts=has_experts),
+        half_width=half_width(
+            time_s, frame.settings[0].dtype, has_experts=has_experts, is_cpu=frame.is_cpu
+        ),
         memory=memory,
         overhead_bytes=overhead_bytes(tensors, frame.footprint, frame.is_cpu),
     )

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 RUN = 0.078
 """Of any run: clocks, noise, what no term describes."""
 
+RUN_ON_CPU = 0.15
+"""The same on CPUs, whose rates depend on shapes in ways that a one-second probe does not tell."""
+
 TERMS: Mapping[str, float] = {
     "compute": 0.02,
     "tensor_comm": 0.6,
@@ -33,10 +36,15 @@ ASSUMED = 0.25
 """Of a run whose recomputation or micro-batch is not stated."""
 
 
-def half_width(time_s: Mapping[str, float], dtype: str, *, has_experts: bool = False) -> float:
+def half_width(
+    time_s: Mapping[str, float], dtype: str, *, has_experts: bool = False, is_cpu: bool = False
+) -> float:
     """Half-width of the 80 % bar as a logarithm: times lie within a factor of exp(half-width)."""
     total_s = sum(time_s.values())
-    parts = [RUN, *(TERMS[term] * seconds / total_s for term, seconds in time_s.items())]
+    parts = [
+        RUN_ON_CPU if is_cpu else RUN,
+        *(TERMS[term] * seconds / total_s for term, seconds in time_s.items()),
+    ]
     parts += [FP8] if dtype == "fp8" else []
     parts += [EXPERTS] if has_experts else []
     return math.hypot(*parts)

@@ -5,6 +5,7 @@ Plain strings, no terminal library: these functions are loaded by every `triptyc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
@@ -60,7 +61,7 @@ def _why(index: int, plan: Mapping[str, Any]) -> Iterator[str]:
 
 def _figures(prediction: Mapping[str, Any]) -> tuple[str, ...]:
     return (
-        seconds(prediction.get("step_time_s")),
+        seconds(prediction.get("step_time_s")) + _plus_minus(prediction),
         per_second(prediction.get("tokens_per_s_per_gpu")).removesuffix("/s"),
         share(prediction.get("mfu")),
         gib(prediction.get("peak_memory_gib")),
@@ -74,6 +75,12 @@ def _searched(search: Mapping[str, Any]) -> str:
     line = f"{search.get('candidates', 0)} plans priced in {seconds(search.get('search_time_s'))}"
     by_count = sorted(rejected.items(), key=lambda item: -item[1])
     return "\n".join([line, *(f"  {count} rejected: {reason}" for reason, count in by_count)])
+
+
+def _plus_minus(prediction: Mapping[str, Any]) -> str:
+    """Half of the range that holds 80 % of runs, in per cent."""
+    low, high = prediction.get("step_time_low_s"), prediction.get("step_time_high_s")
+    return f" ±{100 * (math.sqrt(high / low) - 1):.0f} %" if low and high else ""
 
 
 def _bar(prediction: Mapping[str, Any]) -> str:
