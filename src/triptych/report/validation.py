@@ -28,7 +28,7 @@ def _errors(title: str, quantity: Mapping[str, Any]) -> str:
         rows.append(_line(source[:_WIDEST], figures))
     rows.append(_line("mean of sources", quantity["source_mean"]))
     rows.append(_line("all rows", quantity))
-    return table(rows, "<>>>>>")
+    return f"{table(rows, '<>>>>>')}\nworst source: {quantity['worst_source']}"
 
 
 def _line(name: str, figures: Mapping[str, Any]) -> Sequence[str]:

@@ -72,7 +72,7 @@ def errors(values: Sequence[float]) -> dict[str, float | int | None]:
 def quantity(
     outcomes: Sequence[Outcome], error: Callable[[Outcome], float | None]
 ) -> dict[str, Any]:
-    """Errors over all rows, by source, and averaged over sources."""
+    """Errors over all rows, by source, averaged over sources, and the source with the largest."""
     by_source: dict[str, list[float]] = {}
     for outcome in outcomes:
         value = error(outcome)
@@ -80,7 +80,16 @@ def quantity(
             by_source.setdefault(outcome.source, []).append(value)
     everything = [value for values in by_source.values() for value in values]
     tables = {source: errors(values) for source, values in by_source.items()}
-    return {**errors(everything), "by_source": tables, "source_mean": source_mean(tables.values())}
+    return {
+        **errors(everything),
+        "by_source": tables,
+        "source_mean": source_mean(tables.values()),
+        "worst_source": max(tables, key=lambda name: _median(tables[name]), default=None),
+    }
+
+
+def _median(table: Mapping[str, Any]) -> float:
+    return float(table["median_abs_rel_error"])
 
 
 def source_mean(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

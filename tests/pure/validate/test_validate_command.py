@@ -33,7 +33,7 @@ def test_the_document_has_the_figures_of_the_design(
     assert found["skipped"] == {"GPU not in the catalogue": 1}
     five = {"median_abs_rel_error", "mean_abs_rel_error", "p90_abs_rel_error", "bias", "n"}
     for quantity in ("step_time", "memory"):
-        assert found[quantity].keys() == five | {"by_source", "source_mean"}
+        assert found[quantity].keys() == five | {"by_source", "source_mean", "worst_source"}
     assert found["step_time"]["by_source"].keys() == {"lab", "other-run"}
     assert found["step_time"]["n"] == 3 and found["memory"]["n"] == 1
     assert found["ranking"]["pairs"] == 1

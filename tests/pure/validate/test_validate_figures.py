@@ -55,6 +55,8 @@ def test_a_large_source_does_not_outvote_a_small_one() -> None:
     assert found["by_source"]["a"]["mean_abs_rel_error"] == pytest.approx(0.1)
     assert found["source_mean"]["mean_abs_rel_error"] == pytest.approx(0.2)
     assert (found["n"], found["source_mean"]["n"]) == (10, 2)
+    assert found["worst_source"] == "b"
+    assert quantity([], lambda one: one.time_error)["worst_source"] is None
 
 
 def test_pairs_that_differ_have_an_order() -> None:
