@@ -161,7 +161,9 @@ def _time_terms(frame: Frame, storage: Storage, step: Step) -> Mapping[str, floa
         (_rank_parts(frame, storage, rank) for rank in frame.distinct),
         key=lambda parts: parts.total_s,
     )
-    bubble_s = step.makespan_s - step.pipeline_s - busiest.total_s
+    bubble_s = 0.0
+    if frame.num_ranks > 1:
+        bubble_s = step.makespan_s - step.pipeline_s - busiest.total_s
     return {
         "compute": busiest.compute_s,
         "tensor_comm": busiest.tensor_s,
