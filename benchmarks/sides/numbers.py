@@ -16,7 +16,7 @@ from triptych.cost.software import Software
 from triptych.validate.case import Case
 from triptych.validate.program import families
 
-GEMM, OPERATORS = "triptych.cost.gemm", "triptych.cost.operators"
+GEMM, OPERATORS = "triptych.cost.kernels.gemm", "triptych.cost.operators"
 A100, H100, H500, B200 = (
     ("A100-SXM4-80GB", "A100-SXM4-40GB"),
     ("H100-SXM5-80GB",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from triptych.cluster.cluster import Cluster
-from triptych.cost.rates import Rates
+from triptych.cost.kernels.rates import Rates
 from triptych.cost.software import Software
 from triptych.model.model import Model
 from triptych.plan.plan import Plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from triptych.cost.gemm import gemm_s
+from triptych.cost.kernels.gemm import gemm_s
 from triptych.cost.operators import host_s, operator_seconds, with_host
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator

@@ -6,7 +6,7 @@ makes of each a reduce-scatter and an all-gather: two halves with the same bytes
 
 from __future__ import annotations
 
-from triptych.cost.collectives import gather_bytes
+from triptych.cost.kernels.collectives import gather_bytes
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site

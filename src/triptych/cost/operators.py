@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from triptych.cost.attention import flash_s, unfused_s
-from triptych.cost.gemm import KERNEL_S, gemm_s, joined_s
-from triptych.cost.rates import Rates
+from triptych.cost.kernels.attention import flash_s, unfused_s
+from triptych.cost.kernels.gemm import KERNEL_S, gemm_s, joined_s
+from triptych.cost.kernels.rates import Rates
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site

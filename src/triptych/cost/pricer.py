@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from triptych.cluster.cluster import Cluster
-from triptych.cost.collectives import Group, group
 from triptych.cost.ends import embedding_cost, head_cost
 from triptych.cost.holdings import Holdings, holdings
+from triptych.cost.kernels.collectives import Group, group
+from triptych.cost.kernels.rates import Rates, memory_limit_bytes, rates, slowest_device
 from triptych.cost.layer import layer_cost
 from triptych.cost.pipeline import Moment, enough_microbatches, known_peaks, program_peaks
-from triptych.cost.rates import Rates, memory_limit_bytes, rates, slowest_device
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator, localize
 from triptych.cost.site import Site

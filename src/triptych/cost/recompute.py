@@ -10,7 +10,7 @@ log-sum-exp of a fused kernel; attention's output is, by the product that reads 
 from __future__ import annotations
 
 from triptych.cost.exchange import HALVES, regions
-from triptych.cost.rates import Rates
+from triptych.cost.kernels.rates import Rates
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site

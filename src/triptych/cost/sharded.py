@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from triptych.cost.collectives import Group
 from triptych.cost.holdings import Holdings
+from triptych.cost.kernels.collectives import Group
 from triptych.cost.storage import Storage
 
 OVERLAP = 0.8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.cost.collectives import Group
-from triptych.cost.rates import Rates
+from triptych.cost.kernels.collectives import Group
+from triptych.cost.kernels.rates import Rates
 from triptych.cost.setting import Setting
 from triptych.cost.software import Software
 from triptych.model.model import Model

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from triptych.cost.collectives import Group
 from triptych.cost.holdings import Holdings
+from triptych.cost.kernels.collectives import Group
 from triptych.cost.software import Software
 from triptych.cost.storage import Storage
 

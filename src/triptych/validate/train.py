@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from triptych.cost.kernels.rates import memory_limit_bytes
 from triptych.cost.predict import Estimate, estimate_of
 from triptych.cost.pricer import Pricer
-from triptych.cost.rates import memory_limit_bytes
 from triptych.cost.uncertainty import ASSUMED
 from triptych.units import GIB
 from triptych.validate.case import Case, case_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cost_samples import cluster
 
-from triptych.cost.collectives import all_reduce_bytes, gather_bytes, group
+from triptych.cost.kernels.collectives import all_reduce_bytes, gather_bytes, group
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

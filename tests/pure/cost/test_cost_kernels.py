@@ -10,13 +10,13 @@ from cost_samples import cluster, frame_of, llama, plan, work
 
 from triptych.cluster.catalogue import devices
 from triptych.cluster.text import parse_cluster
-from triptych.cost.attention import flash_s, unfused_s
-from triptych.cost.collectives import group
 from triptych.cost.frame import Frame
-from triptych.cost.gemm import KERNEL_S, gemm_s, joined_s, lasting_s, tiled_s
+from triptych.cost.kernels.attention import flash_s, unfused_s
+from triptych.cost.kernels.collectives import group
+from triptych.cost.kernels.gemm import KERNEL_S, gemm_s, joined_s, lasting_s, tiled_s
+from triptych.cost.kernels.rates import Rates, rates
 from triptych.cost.pricer import Pricer
 from triptych.cost.programs import MEGATRON_2021, MEGATRON_DEEPSPEED
-from triptych.cost.rates import Rates, rates
 from triptych.cost.software import TRIPTYCH, Software
 from triptych.cost.storage import Storage
 from triptych.cost.uncertainty import RUN, TERMS, half_width

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from triptych.cost.gemm import KERNEL_S, gemm_s
-from triptych.cost.rates import Rates
+from triptych.cost.kernels.gemm import KERNEL_S, gemm_s
+from triptych.cost.kernels.rates import Rates
 
 FLASH_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: scores are computed again (5 products, not 2)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from triptych.cost.rates import Rates
+from triptych.cost.kernels.rates import Rates
 
 TILES = (
     (256, 128, 1.0),
