@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych.cluster.cluster import Cluster
+from triptych.cost.kernels.rates import rates
 from triptych.cost.software import Software
 from triptych.model.count import training_flops_per_token
 from triptych.model.model import Model
@@ -69,7 +70,7 @@ def case_of(row: Row) -> Case:
         raise Skip("degrees and number of GPUs disagree")
     batch = row.count("global_batch_size")
     workload = Workload(sequence_length=sequence, global_batch=batch or plan.round_rows)
-    peak = max(cluster.device.peak_flops.values())
+    peak = rates(cluster.device, plan.precision.parameter).peak_flops
     seconds = None
     if batch and DISAGREES not in row.text("notes").lower():
         seconds = step_time_s(row, model, workload, peak)

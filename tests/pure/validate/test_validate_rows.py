@@ -62,6 +62,8 @@ def test_throughput_and_flops_mean_a_step_time() -> None:
     assert by_flops.measured_s == pytest.approx(flops / 8 / 100e12)
     by_share = case_of(run(iteration_time_s="", mfu_reported=0.5))
     assert by_share.measured_s == pytest.approx(flops / 8 / (0.5 * 312e12))
+    by_per_cent = case_of(run(gpu="H100", iteration_time_s="", mfu_reported=40))
+    assert by_per_cent.measured_s == pytest.approx(flops / 8 / (0.4 * 989e12))
 
 
 def test_hardware_flops_count_the_repeated_forward() -> None:
