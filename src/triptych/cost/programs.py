@@ -2,6 +2,11 @@
 
 A family of programs is a set of features at the time of its runs. What differs from run to run
 (compiled or not, overlap switched off) is put on top by whoever reads the run.
+
+What a feature is (which kernels are fused, what overlaps, what is kept) is from the programs'
+sources and documents; its numbers are counted where they can be, and otherwise those that make
+published runs of many models and plans come out (named below each family), found by a search that
+`benchmarks/validate_halves.py` repeats on half of the runs and scores on the other half.
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ MEGATRON_2021 = Software(
     is_fused=True,
     footprint=Footprint(context_bytes=2.0 * GIB, logit_bytes=10.0, owned_bytes=4.0, buckets=False),
 )
+"""Fused softmax, bias with GELU and dropout, messages scattered over tensor ranks (Narayanan et al.
+2021, sec. 4); numbers from their tables 1 and 2, and Megatron-LM on V100 (DLPerf 2021)."""
 
 MEGATRON_DEEPSPEED = Software(
     name="Megatron-DeepSpeed 2022",
@@ -57,6 +64,10 @@ MEGATRON_DEEPSPEED = Software(
     one_port=True,
     hides_shards=0.95,
 )
+"""As above under DeepSpeed: engine for pipelines that waits for messages, one more buffer a stage,
+ZeRO-1 by a reduction per owner, ZeRO-3 by parameter over one port. Host time from the floor of
+small models, 3.1 to 3.6 ms a layer (vTrain); exchanges and memory from BigScience on A100 and
+V100."""
 
 ONEFLOW = Software(
     name="OneFlow 2021",
@@ -71,6 +82,8 @@ ONEFLOW = Software(
         context_bytes=1.2 * GIB, logit_bytes=2.0, stage_outputs=5.0, more_in_flight=2, buckets=False
     ),
 )
+"""A static graph: hardly any host time, gradients behind the backward, buffers for each message of
+a pipeline. Numbers from DLPerf 2021 on V100."""
 
 ALPA = Software(
     name="Alpa (XLA) 2022",
@@ -85,6 +98,8 @@ ALPA = Software(
     footprint=Footprint(logit_bytes=8.0, update_bytes=4.0, buckets=False),
     drops=False,
 )
+"""XLA, without dropout, and with new parameters and moments beside the old ones in an update.
+Numbers from its tables on V100."""
 
 COMPOSER = Software(
     name="composer FSDP 2023",
@@ -95,6 +110,8 @@ COMPOSER = Software(
     is_fused=True,
     footprint=Footprint(context_bytes=1.0 * GIB, logit_bytes=4.0, buckets=False),
 )
+"""Eager PyTorch 2.0 with the first flash kernels. Numbers from MosaicML llm-foundry on A100 and
+H100."""
 
 TORCHTITAN = Software(
     name="torchtitan (FSDP2)",
@@ -107,6 +124,7 @@ TORCHTITAN = Software(
     footprint=Footprint(logit_bytes=14.0, buckets=False),
     fp8_cast_bytes=6.0,
 )
+"""FSDP2, selective recomputation by operator, whole logits in fp32. Numbers from its H100 tables."""
 
 MEGATRON_CORE = Software(
     name="Megatron Core",
@@ -119,6 +137,7 @@ MEGATRON_CORE = Software(
     footprint=Footprint(context_bytes=1.0 * GIB, logit_bytes=4.0, buckets=False),
     zero=1,
 )
+"""Transformer Engine kernels, distributed optimizer, fused loss. Numbers from SimuMax on B200."""
 
 MEGATRON_BRIDGE = replace(
     MEGATRON_CORE,

@@ -21,6 +21,7 @@ OUT_OF_MEMORY = "oom"
 """What the ids of rows begin with whose configuration did not fit."""
 
 ASSUMED = ("recompute", "micro_batch_size")
+"""Columns whose blank cells are filled with an assumption that changes a step much."""
 
 _RECOMPUTE = ("none", "full", "selective")
 
@@ -71,12 +72,12 @@ def case_of(row: Row) -> Case:
     batch = row.count("global_batch_size")
     workload = Workload(sequence_length=sequence, global_batch=batch or plan.round_rows)
     peak = rates(cluster.device, plan.precision.parameter).peak_flops
-    seconds = None
-    if batch and DISAGREES not in row.text("notes").lower():
-        seconds = step_time_s(row, model, workload, peak)
+    disagree = DISAGREES in row.text("notes").lower()
+    seconds = step_time_s(row, model, workload, peak) if batch and not disagree else None
     memory = peak_bytes(row)
     if seconds is None and memory is None and row.source != OUT_OF_MEMORY:
-        raise Skip("nothing measured" if batch else "global batch not stated")
+        missing = "nothing measured" if batch else "global batch not stated"
+        raise Skip("reported figures disagree" if disagree else missing)
     return Case(
         row=row,
         model=model,

@@ -43,7 +43,7 @@ def test_a_row_says_model_cluster_plan_and_work() -> None:
         ({"notes": "activations checkpointed in CPU"}, "offloading is not priced"),
         ({"global_batch_size": ""}, "global batch not stated"),
         ({"iteration_time_s": ""}, "nothing measured"),
-        ({"notes": "CHECK: does not add up"}, "nothing measured"),
+        ({"notes": "CHECK: does not add up"}, "reported figures disagree"),
         ({"hidden": "wide"}, "hidden is not a number"),
     ],
 )
