@@ -124,7 +124,7 @@ TORCHTITAN = Software(
     footprint=Footprint(logit_bytes=14.0, buckets=False),
     fp8_cast_bytes=6.0,
 )
-"""FSDP2, selective recomputation by operator, whole logits in fp32. Numbers from its H100 tables."""
+"""FSDP2, selective recomputation by operator, whole fp32 logits. Numbers from its H100 tables."""
 
 MEGATRON_CORE = Software(
     name="Megatron Core",
