@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "serve.core": "units errors",
     "simulate": "serve.core cost",
     "search": "simulate",
+    "validate": "simulate",
     "fleet": "search",
     "export": "plan",
     "runtime": "plan",

@@ -19,6 +19,7 @@ from triptych.errors import InputError, Problem, TriptychError
 VERBS = {
     "plan": "find the fastest way to split a model over a cluster",
     "predict": "price one plan: step time, memory, traffic",
+    "validate": "predicted beside measured for a table of runs",
     "schedule": "print, check and draw a pipeline program",
     "train": "train a model as a job file says",
     "verify": "is this layout numerically the same as one process?",
@@ -31,6 +32,7 @@ SIGNS_OF_LIFE = {
     "plan": "pricing plans ...",
     "predict": "pricing the plan ...",
     "report": "reading the run ...",
+    "validate": "pricing the runs ...",
 }
 """Said before a verb loads, where loading takes longer than a reader's patience."""
 INTERRUPTED = 130

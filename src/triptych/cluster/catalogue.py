@@ -70,7 +70,10 @@ def _link(row: Mapping[str, str]) -> Link:
         name=row["name"],
         latency_s=float(row["latency_us"]) * 1e-6,
         bytes_per_s=float(row["gb_per_s"]) * 1e9,
-        source=row["source"],
+        efficiency=float(row["efficiency"]),
+        start_s=float(row["start_us"]) * 1e-6,
+        ramp_s=float(row["ramp_us"]) * 1e-6,
+        source=f"{row['source']}. Curve: {row['curve_source']}",
     )
 
 
@@ -88,6 +91,7 @@ def _entry(row: Mapping[str, str], links: Mapping[str, Link]) -> Entry:
 
 
 def _device(row: Mapping[str, str]) -> Device:
+    first, second, third = map(float, row["flash_efficiency"].split())
     return Device(
         name=row["name"],
         kind=row["kind"],
@@ -95,7 +99,12 @@ def _device(row: Mapping[str, str]) -> Device:
         memory_bytes_per_s=float(row["memory_gb_per_s"]) * 1e9,
         peak_flops={dtype: float(row[dtype]) * 1e12 for dtype in DTYPES if row[dtype]},
         gemm_efficiency=float(row["gemm_efficiency"]),
+        gemm_burst=float(row["gemm_burst"]),
+        gemm_ramp_k=float(row["gemm_ramp_k"]),
+        multiprocessors=int(row["multiprocessors"]),
+        flash_efficiency=(first, second, third),
         memory_efficiency=float(row["memory_efficiency"]),
         operator_s=float(row["operator_us"]) * 1e-6,
-        source=f"{row['source']}. Efficiency: {row['efficiency_source']}",
+        source=f"{row['source']}. Efficiency: {row['efficiency_source']}; kernels: "
+        f"{row['kernel_source']}",
     )

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 class Device:
     """One accelerator, or one process's share of a CPU.
 
-    `peak_flops` is the dense sheet peak by dtype; what is attained is `gemm_efficiency`
-    (large matrix products) and `memory_efficiency` (memory-bound operators) of it.
+    `peak_flops` is the dense sheet peak by dtype; what is attained of it: `gemm_burst` by short
+    matrix products, `gemm_efficiency` by those that last (power), `flash_efficiency` by attention
+    kernels of the first, second and third generation on long sequences; `memory_efficiency` of the
+    memory's by memory-bound operators.
     """
 
     name: str
@@ -20,6 +22,10 @@ class Device:
     memory_bytes_per_s: float
     peak_flops: Mapping[str, float]  # dtype -> FLOP/s
     gemm_efficiency: float = 0.75
+    gemm_burst: float = 0.0  # 0: as `gemm_efficiency`
+    gemm_ramp_k: float = 200.0  # inner dimension at which half of the rate is reached
+    multiprocessors: int = 0  # 0: none to fill with tiles, as on a CPU
+    flash_efficiency: tuple[float, float, float] = (0.36, 0.5, 0.58)
     memory_efficiency: float = 0.85
     operator_s: float = 5e-6  # host or launch time of one operator
     source: str = ""
@@ -27,11 +33,18 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A way between devices: seconds a message, bytes a second in one direction of one device."""
+    """A way between devices: seconds a message, bytes a second in one direction of one device.
+
+    `bytes_per_s` is the sheet's; of it `efficiency` is attained by large collectives, which take
+    `start_s` to start and up to `ramp_s` to come to their full rate.
+    """
 
     name: str
     latency_s: float
     bytes_per_s: float
+    efficiency: float = 0.8
+    start_s: float = 0.0
+    ramp_s: float = 0.0
     source: str = ""
 
 

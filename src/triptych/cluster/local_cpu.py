@@ -171,6 +171,7 @@ def _link(figures: Mapping[str, float], when: str) -> Link:
         name="loopback",
         latency_s=figures["latency_s"] * GLOO_HOPS,
         bytes_per_s=figures["duplex_bytes_per_s"] * GLOO_SHARE,
+        efficiency=1.0,
         source=f"measured {when}: TCP both ways between two processes, of which gloo attains "
         f"{GLOO_SHARE:g}, a step {GLOO_HOPS:g} messages",
     )

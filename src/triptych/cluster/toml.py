@@ -137,12 +137,26 @@ def _device(parent: Table) -> Device:
         ),
         peak_flops=_peak_flops(table, base),
         gemm_efficiency=table.share("gemm_efficiency", (base or _NO_DEVICE).gemm_efficiency),
+        gemm_burst=table.share("gemm_burst", (base or _NO_DEVICE).gemm_burst),
+        gemm_ramp_k=table.number("gemm_ramp_k", (base or _NO_DEVICE).gemm_ramp_k),
+        multiprocessors=table.integer("multiprocessors", (base or _NO_DEVICE).multiprocessors),
+        flash_efficiency=_flash_efficiency(table, base or _NO_DEVICE),
         memory_efficiency=table.share("memory_efficiency", (base or _NO_DEVICE).memory_efficiency),
         operator_s=table.number("operator_s", (base or _NO_DEVICE).operator_s),
         source=table.string("source", default=base.source if base else ""),
     )
     table.check_unknown()
     return device
+
+
+def _flash_efficiency(table: Table, base: Device) -> tuple[float, float, float]:
+    """Three keys, one a generation of kernels."""
+    first, second, third = base.flash_efficiency
+    return (
+        table.share("flash_1_efficiency", first),
+        table.share("flash_2_efficiency", second),
+        table.share("flash_3_efficiency", third),
+    )
 
 
 def _named_device(table: Table, name: str) -> Device | None:
@@ -185,10 +199,19 @@ def _link(parent: Table, key: str) -> Link:
         name=table.string("name", default=base.name if base else None),
         latency_s=table.number("latency_s", base.latency_s if base else None),
         bytes_per_s=table.number("bytes_per_s", base.bytes_per_s if base else None),
+        efficiency=table.share("efficiency", base.efficiency if base else _link_share(table)),
+        start_s=table.number("start_s", base.start_s if base else 0.0),
+        ramp_s=table.number("ramp_s", base.ramp_s if base else 0.0),
         source=table.string("source", default=base.source if base else ""),
     )
     table.check_unknown()
     return link
+
+
+def _link_share(table: Table) -> float:
+    """Links that were measured are taken as attained."""
+    is_measured = str(table.peek("source") or "").startswith("measured")
+    return 1.0 if is_measured else _NO_LINK.efficiency
 
 
 def _named_link(table: Table, name: str) -> Link:
@@ -210,8 +233,15 @@ def _link_lines(link: Link) -> list[str]:
         f"name = {_string(link.name)}",
         f"latency_s = {link.latency_s!r}",
         f"bytes_per_s = {link.bytes_per_s!r}",
+        f"efficiency = {link.efficiency!r}",
+        *_given(link, "start_s", "ramp_s"),
         f"source = {_string(link.source)}",
     ]
+
+
+def _given(values: Device | Link, *names: str) -> list[str]:
+    """The lines of those numbers that are not 0, which stands for absence."""
+    return [f"{name} = {getattr(values, name)!r}" for name in names if getattr(values, name)]
 
 
 def _device_lines(device: Device) -> list[str]:
@@ -226,6 +256,11 @@ def _device_lines(device: Device) -> list[str]:
         f"name = {_string(device.name)}",
         f"kind = {_string(device.kind)}",
         *(f"{name} = {getattr(device, name)!r}" for name in numbers),
+        *_given(device, "gemm_burst", "gemm_ramp_k", "multiprocessors"),
+        *(
+            f"flash_{i + 1}_efficiency = {share!r}"
+            for i, share in enumerate(device.flash_efficiency)
+        ),
         f"source = {_string(device.source)}",
         "",
         "[groups.device.peak_flops]",

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from triptych.cluster.cluster import Cluster
-from triptych.cost.collectives import LINK_EFFICIENCY
-from triptych.cost.memory import FRAGMENTATION
-from triptych.cost.operators import EAGER_TRAFFIC
-from triptych.cost.rates import Rates
-from triptych.cost.sharded import HIDDEN
+from triptych.cost.kernels.rates import Rates
+from triptych.cost.software import Software
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
 from triptych.plan.transfer import has_one_spread
@@ -17,47 +14,58 @@ from triptych.schedule.traits import TRAITS
 
 
 def assumptions(
-    plan: Plan, model: Model, cluster: Cluster, rates: Rates, simulated: bool
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    rates: Rates,
+    software: Software,
+    simulated: bool,
 ) -> Mapping[str, tuple[str, ...]]:
     """Texts by term of the prediction; only those that bear on this plan."""
     terms = {
-        "compute": tuple(_compute(plan, rates, cluster)),
-        "communication": tuple(_communication(plan, rates)),
+        "compute": tuple(_compute(plan, rates, cluster, software)),
+        "communication": tuple(_communication(plan, rates, cluster, software)),
         "bubble": tuple(_bubble(plan, simulated)),
-        "memory": tuple(_memory(plan, rates)),
+        "memory": tuple(_memory(plan, rates, software)),
         "model": model.unreliable,
     }
     return {term: texts for term, texts in terms.items() if texts}
 
 
-def _compute(plan: Plan, rates: Rates, cluster: Cluster) -> Iterator[str]:
+def _compute(plan: Plan, rates: Rates, cluster: Cluster, software: Software) -> Iterator[str]:
     device = cluster.device
     yield (
-        f"large products attain {device.gemm_efficiency:.0%} of {rates.peak_flops / 1e12:.4g} "
+        f"products that last attain {device.gemm_efficiency:.0%} of {rates.peak_flops / 1e12:.4g} "
         f"TFLOP/s ({rates.dtype}), memory-bound operators {device.memory_efficiency:.0%} of "
         f"{device.memory_bytes_per_s / 1e9:.4g} GB/s"
     )
     if rates.stand_in:
         yield f"no {rates.dtype} peak is known: the {rates.stand_in} peak stands in"
     if not plan.compile:
-        yield f"eager element-wise kernels move {EAGER_TRAFFIC:g} x the bytes of fused ones"
+        traffic = software.eager.traffic
+        yield f"eager element-wise kernels move {traffic:g} x the bytes of fused ones"
     if len(cluster.groups) > 1:
         yield "every rank runs at the pace of the slowest device"
     if plan.offload != "none":
         yield f"offload={plan.offload}: the time of moving is not counted"
 
 
-def _communication(plan: Plan, rates: Rates) -> Iterator[str]:
+def _communication(plan: Plan, rates: Rates, cluster: Cluster, software: Software) -> Iterator[str]:
     if plan.world_size == 1:
         return
     if rates.is_cpu:
         yield "communication does not overlap with compute: both need the processor"
     else:
-        yield f"links attain {LINK_EFFICIENCY:.0%} of the sheet, unless measured"
+        shares = [group.link.efficiency for group in cluster.groups]
+        yield (
+            f"links attain {min(shares):.0%} of the sheet in a node, "
+            f"{cluster.network.efficiency:.0%} between nodes"
+        )
     if any(stage.data * stage.context > 1 for stage in plan.stages) and plan.zero < 2:
         yield "gradients reduce behind the last micro-batch's backward; the last bucket is exposed"
     if plan.zero >= 2:
-        yield f"ZeRO-{plan.zero} traffic hides behind compute, at most {HIDDEN:.0%} of it"
+        hidden = software.hides_shards
+        yield f"ZeRO-{plan.zero} traffic hides behind compute, at most {hidden:.0%} of it"
     if any(stage.expert > 1 for stage in plan.stages):
         yield "tokens spread evenly over experts"
 
@@ -80,10 +88,11 @@ def _bubble(plan: Plan, simulated: bool) -> Iterator[str]:
         yield "simulated with fewer micro-batches and continued at the steady pace"
 
 
-def _memory(plan: Plan, rates: Rates) -> Iterator[str]:
+def _memory(plan: Plan, rates: Rates, software: Software) -> Iterator[str]:
     if rates.is_cpu:
         yield "overhead is an interpreter with torch and transformers loaded"
     else:
-        yield f"overhead is context and communicators, and {FRAGMENTATION:.0%} fragmentation"
+        lost = software.footprint.fragmentation
+        yield f"overhead is context and communicators, and {lost:.0%} fragmentation"
     if plan.attention != "eager":
         yield "attention keeps no score matrix"

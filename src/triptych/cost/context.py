@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from triptych.cost.collectives import gather_bytes
+from triptych.cost.kernels.collectives import gather_bytes
 from triptych.cost.operators import Seconds
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from triptych.cost.gemm import gemm_s
+from triptych.cost.kernels.gemm import gemm_s
 from triptych.cost.operators import host_s, operator_seconds, with_host
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator
@@ -17,16 +17,13 @@ from triptych.cost.site import Site
 CHUNK_TOKENS = 1024
 """Tokens whose logits are alive at once."""
 
-LOSS_BYTES = {False: 48.0, True: 16.0}
-"""Bytes moved per logit by softmax, loss and gradient: kernel by kernel in fp32, or fused."""
-
 LOSS_OPERATORS = 6
 
 
 def embedding_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> PieceCost:
     """The lookup and the sum of the ranks' parts; the backward scatters into the table."""
-    seconds = [operator_seconds(op, site.rates, setting, site.sequence_length) for op in local]
-    forward_host_s, backward_host_s = host_s(site.rates, setting, len(local))
+    seconds = [operator_seconds(site, op, setting) for op in local]
+    forward_host_s, backward_host_s = host_s(site, setting, len(local))
     forward_s = with_host(site.rates, sum(s.forward_s for s in seconds), forward_host_s)
     backward_s = with_host(site.rates, sum(s.backward_s for s in seconds), backward_host_s)
     table_elements = sum(op.weight_elements for op in local if op.operator.split == "vocab")
@@ -44,29 +41,42 @@ def embedding_cost(site: Site, local: tuple[LocalOperator, ...], setting: Settin
 
 
 def head_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> PieceCost:
-    """Final norm, three products a chunk, softmax and its small all-reduces."""
+    """Final norm, the product with the vocabulary, softmax and its small all-reduces.
+
+    Ours makes all gradients in the forward, chunk by chunk; programs that keep logits whole make
+    them in the backward.
+    """
     tokens = site.tokens(setting)
     norm, product = local[0], local[1]
-    norm_s = operator_seconds(norm, site.rates, setting, site.sequence_length)
-    chunks = math.ceil(tokens / CHUNK_TOKENS)
-    loss_s = chunks * _chunk_s(site, product, setting, tokens / chunks)
+    norm_s = operator_seconds(site, norm, setting)
+    is_whole = bool(site.software.footprint.logit_bytes)
+    chunks = 1 if is_whole else math.ceil(tokens / CHUNK_TOKENS)
+    forward_s, backward_s = _chunk_s(site, product, setting, tokens / chunks)
+    early_s = chunks * (forward_s if is_whole else forward_s + backward_s)
+    late_s = backward_s if is_whole else 0.0
     gathered_s, reduced_s = _exchange_s(site, setting)
-    elements = tokens * site.rates.element_bytes
     norm_saved = norm.saved + norm.sequence_saved / setting.sequence_split
-    chunk_bytes = min(CHUNK_TOKENS, tokens) * product.n * logit_bytes(site.rates.element_bytes)
     return PieceCost(
         forward=Parts(
-            compute_s=norm_s.forward_s + loss_s,
+            compute_s=norm_s.forward_s + early_s,
             tensor_s=chunks * _softmax_sums_s(site, tokens / chunks)
             + (gathered_s if setting.sequence_parallel else 0.0),
         ),
-        backward=Parts(compute_s=norm_s.backward_s, tensor_s=reduced_s),
+        backward=Parts(compute_s=norm_s.backward_s + late_s, tensor_s=reduced_s),
         recomputed_flops=0.0,
-        saved_bytes=(norm_saved + site.model.hidden) * elements,
+        saved_bytes=(norm_saved + site.model.hidden) * tokens * site.rates.element_bytes,
         working_bytes=0.0,
-        logits_bytes=chunk_bytes,
+        logits_bytes=_logits_bytes(site, tokens, product.n),
         head_gradient_bytes=product.weight_elements * site.rates.element_bytes,
     )
+
+
+def _logits_bytes(site: Site, tokens: float, width: int) -> float:
+    """Bytes of the logits that exist at once, with what is made of them."""
+    whole = site.software.footprint.logit_bytes
+    if whole:
+        return tokens * width * whole * site.rates.element_bytes / 2.0
+    return min(CHUNK_TOKENS, tokens) * width * logit_bytes(site.rates.element_bytes)
 
 
 def logit_bytes(element_bytes: float) -> float:
@@ -74,13 +84,19 @@ def logit_bytes(element_bytes: float) -> float:
     return element_bytes if element_bytes >= 4 else 4.0 + 2.0 * element_bytes
 
 
-def _chunk_s(site: Site, product: LocalOperator, setting: Setting, rows: float) -> float:
-    """One chunk: logits, softmax and loss, gradients of the hidden states and of the matrix."""
+def _chunk_s(
+    site: Site, product: LocalOperator, setting: Setting, rows: float
+) -> tuple[float, float]:
+    """One chunk: logits, softmax and loss; gradients of the hidden states and of the matrix."""
     rates, k, n = site.rates, product.k, product.n
-    work_s = gemm_s(rates, rows, k, n) + gemm_s(rates, rows, n, k) + gemm_s(rates, k, rows, n)
-    work_s += rows * n * LOSS_BYTES[setting.compile] / rates.memory_bytes_per_s
-    issued_s, _ = host_s(rates, setting, LOSS_OPERATORS)
-    return with_host(rates, work_s, issued_s)
+    moved_bytes = rows * n * site.software.kernels(setting.compile).loss_bytes
+    moved_s = moved_bytes / rates.memory_bytes_per_s / 2.0
+    issued_s = host_s(site, setting, LOSS_OPERATORS)[0] / 2.0
+    gradients_s = gemm_s(rates, rows, n, k) + gemm_s(rates, k, rows, n)
+    return (
+        with_host(rates, gemm_s(rates, rows, k, n) + moved_s, issued_s),
+        with_host(rates, gradients_s + moved_s, issued_s),
+    )
 
 
 def _softmax_sums_s(site: Site, rows: float) -> float:

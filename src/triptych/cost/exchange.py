@@ -6,7 +6,7 @@ makes of each a reduce-scatter and an all-gather: two halves with the same bytes
 
 from __future__ import annotations
 
-from triptych.cost.collectives import gather_bytes
+from triptych.cost.kernels.collectives import gather_bytes
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
@@ -24,9 +24,10 @@ def regions(block: Block) -> int:
 def halves_s(site: Site, setting: Setting, halves: int) -> float:
     """Seconds of so many halves of exchanges of the hidden states over the tensor ranks."""
     size_bytes = site.activation_bytes(setting)
+    exposed = 1.0 - site.software.hides_tensor
     if setting.sequence_parallel:
-        return halves * site.tensor.gather_s(size_bytes)
-    return halves / HALVES * site.tensor.all_reduce_s(size_bytes)
+        return exposed * halves * site.tensor.gather_s(size_bytes)
+    return exposed * halves / HALVES * site.tensor.all_reduce_s(size_bytes)
 
 
 def halves_bytes(site: Site, setting: Setting, halves: int) -> float:
@@ -61,4 +62,5 @@ def count_bytes(block: Block) -> float:
 def dispatch_s(site: Site, block: Block, setting: Setting) -> float:
     """Dispatch and combine: two all-to-alls a pass."""
     size_bytes = dispatch_bytes(site, block, setting)
-    return 2 * site.expert.all_to_all_s(size_bytes) if size_bytes else 0.0
+    exposed = 1.0 - site.software.hides_experts
+    return 2 * exposed * site.expert.all_to_all_s(size_bytes) if size_bytes else 0.0

@@ -13,6 +13,7 @@ from triptych.cost.pricer import Counts, Pricer, StageCost
 from triptych.cost.setting import Setting
 from triptych.cost.shard import copies_of
 from triptych.cost.sharded import sharded_pass
+from triptych.cost.software import Footprint
 from triptych.cost.storage import Storage
 from triptych.cost.sync import Axes, Tail, step_tail
 from triptych.cost.transfer import Hop, hop
@@ -129,7 +130,7 @@ class Frame:
         if self.num_ranks == 1:
             return 0.0
         group = self.pricer.group(self.num_ranks, max(s.num_devices for s in self.stages))
-        return max(
+        return self.pricer.software.message_s + max(
             group.send_s(hop.sent_bytes)
             + self.pricer.site(self.settings[hop.target]).tensor.gather_s(hop.gathered_bytes)
             for hop in self._hops(self._neighbours)
@@ -253,14 +254,16 @@ class Frame:
             return 0.0, 0.0
         cost, stage = self.costs[stage_index], self.stages[stage_index]
         storage = self.storage(storage, stage_index)
+        shards = self.pricer.group(storage.shards, stage.tensor)
         exposed = sharded_pass(
             cost.holdings,
             cost.num_units,
             stage.num_layers,
             storage,
-            self.pricer.group(storage.shards, stage.tensor),
+            shards.on_one_port() if self.pricer.software.one_port else shards,
             forward_s=cost.forward_s,
             backward_s=cost.backward_s,
+            most_hidden=self.pricer.software.hides_shards,
             is_cpu=self.is_cpu,
         )
         return exposed.forward_s, exposed.backward_s
@@ -285,6 +288,7 @@ class Frame:
             last_backward_s=cost.backward_s,
             sequence_parallel=setting.sequence_parallel,
             memory_bytes_per_s=self.pricer.rates(setting.dtype).memory_bytes_per_s,
+            software=self.pricer.software,
             is_cpu=self.is_cpu,
         )
 
@@ -295,11 +299,25 @@ class Frame:
         """True on CPUs, where communication takes the processor's time."""
         return self.pricer.device.kind == "cpu"
 
-    def exchange_bytes(self, rank: int) -> float:
-        """Hidden states on their way: one to send, one to receive, one gathered sequence."""
-        setting = self.settings[rank]
+    @property
+    def footprint(self) -> Footprint:
+        """What the program holds beside what the plan says."""
+        return self.pricer.software.footprint
+
+    def exchange_bytes(self, rank: int, schedule: str) -> float:
+        """Hidden states on their way: one to send, one to receive, one gathered sequence, and what
+        the program keeps more for the micro-batches in flight.
+        """
+        setting, cost = self.settings[rank], self.costs[rank]
         site = self.pricer.site(setting)
         waiting = 2 * site.message_bytes(setting) if self.num_ranks > 1 else 0.0
+        if self.num_ranks > 1 and (self.footprint.stage_outputs or self.footprint.more_in_flight):
+            in_flight = max(sum(a.in_flight for a in m) for m in self.peaks(schedule)[rank])
+            more = self.footprint.more_in_flight
+            waiting += more * cost.saved_bytes
+            waiting += (
+                (in_flight + more) * self.footprint.stage_outputs * site.message_bytes(setting)
+            )
         return waiting + (site.activation_bytes(setting) if setting.sequence_parallel else 0.0)
 
     def memory(self, rank: int, storage: Storage, schedule: str) -> Memory:
@@ -308,7 +326,8 @@ class Frame:
             [self.costs[stage] for stage in self.stages_of(rank)],
             self.peaks(schedule)[rank],
             self.storage(storage, rank),
-            self.exchange_bytes(rank),
+            self.exchange_bytes(rank, schedule),
+            self.footprint,
             self.is_cpu,
         )
 
@@ -324,7 +343,9 @@ class Frame:
         return [
             sum(
                 state_bytes(
-                    [self.costs[s] for s in self.stages_of(rank)], self.storage(storage, rank)
+                    [self.costs[s] for s in self.stages_of(rank)],
+                    self.storage(storage, rank),
+                    self.footprint,
                 )
             )
             for rank in self.distinct
@@ -344,19 +365,16 @@ class Frame:
         work = []
         for rank in self.distinct:
             kept = work_bytes([self.costs[s] for s in self.stages_of(rank)], peaks[rank])
-            work.append(sum(kept) + self.exchange_bytes(rank))
+            work.append(sum(kept) + self.exchange_bytes(rank, schedule))
         return work
 
-    def shrinking_bytes(self, schedule: str) -> float:
-        """At most what a larger micro-batch saves: gradients of the head, one a micro-batch."""
-        moments = self.peaks(schedule)[self.placement[-1]]
-        tensors = self.costs[-1].head_gradient_bytes * max(m[-1].in_flight for m in moments)
-        return tensors + overhead_bytes(tensors, self.is_cpu) - overhead_bytes(0.0, self.is_cpu)
+    def _used_bytes(self, tensors: float) -> float:
+        return tensors + sum(overhead_bytes(tensors, self.footprint, self.is_cpu))
 
     def peak_bytes(self, state: Sequence[float], work: Sequence[float]) -> float:
         """The peak of the largest rank, as `largest_memory` has it, from its two parts."""
         tensors = max(map(sum, zip(state, work, strict=True)))
-        return tensors + overhead_bytes(tensors, self.is_cpu)
+        return self._used_bytes(tensors)
 
 
 def _counts(pricer: Pricer, stage: Stage, setting: Setting) -> Counts:

@@ -10,7 +10,13 @@ from triptych.cost.exchange import (
     norm_sum_s,
     regions,
 )
-from triptych.cost.operators import Seconds, host_s, operator_seconds, with_host
+from triptych.cost.operators import (
+    Seconds,
+    host_s,
+    issued_operators,
+    operator_seconds,
+    with_host,
+)
 from triptych.cost.recompute import (
     kept_elements,
     regathers,
@@ -28,7 +34,7 @@ def layer_cost(
     site: Site, block: Block, local: tuple[LocalOperator, ...], setting: Setting
 ) -> PieceCost:
     """Cost of a layer for one micro-batch; `local` are its operators on the slowest rank."""
-    seconds = [operator_seconds(op, site.rates, setting, site.sequence_length) for op in local]
+    seconds = [operator_seconds(site, op, setting) for op in local]
     forward = _pass(site, block, local, seconds, setting, is_forward=True)
     backward = _pass(site, block, local, seconds, setting, is_forward=False)
     again, flops = _recomputed(site, block, local, seconds, setting)
@@ -53,7 +59,7 @@ def _saved_by_splitting_s(site: Site, seconds: list[Seconds], setting: Setting) 
 
     The work of W; less of it where the host, which issues everything in I, sets the pace.
     """
-    _, issued_s = host_s(site.rates, setting, len(seconds))
+    _, issued_s = host_s(site, setting, len(seconds))
     whole_s, input_s = sum(s.backward_s for s in seconds), sum(s.input_gradient_s for s in seconds)
     return with_host(site.rates, whole_s, issued_s) - with_host(site.rates, input_s, issued_s)
 
@@ -75,14 +81,22 @@ def _pass(
 ) -> Parts:
     """Forward or backward of all operators, with what the ranks exchange in it."""
     work_s = sum(s.forward_s if is_forward else s.backward_s for s in seconds)
-    issued_s = host_s(site.rates, setting, len(local))[0 if is_forward else 1]
-    return Parts(
-        compute_s=with_host(site.rates, work_s, issued_s),
+    issued_s = host_s(site, setting, issued_operators(site, local, setting))[0 if is_forward else 1]
+    parts = Parts(
+        compute_s=work_s,
         tensor_s=halves_s(site, setting, HALVES * regions(block))
         + norm_sum_s(site, local, setting),
         context_s=context_s(site, local, seconds, setting, is_forward=is_forward),
         expert_s=dispatch_s(site, block, setting),
     )
+    return _issued(site, parts, issued_s)
+
+
+def _issued(site: Site, parts: Parts, host_seconds: float) -> Parts:
+    """A pass as the host issues it: where the device waits for the host, that is compute time."""
+    device_s = parts.total_s
+    waits_s = with_host(site.rates, device_s, host_seconds) - device_s
+    return parts._replace(compute_s=parts.compute_s + waits_s)
 
 
 def _recomputed(
@@ -93,17 +107,18 @@ def _recomputed(
     setting: Setting,
 ) -> tuple[Parts, float]:
     """What the backward runs again, and its FLOPs over all tensor and context ranks."""
-    chosen = repeated(site.model, block, local, setting)
+    chosen = repeated(site, block, local, setting)
     if not chosen:
         return Parts(), 0.0
-    work_s = sum(seconds[i].forward_s for i in chosen)
-    issued_s, _ = host_s(site.rates, setting, len(chosen))
+    issued_s, _ = host_s(site, setting, issued_operators(site, [local[i] for i in chosen], setting))
+    if not site.rates.is_cpu:
+        issued_s += site.software.checkpoint_s
     flops = sum(local[i].operator.forward_flops(site.sequence_length) for i in chosen)
-    halves = repeated_halves(site.model, block, setting) + regathers(setting)
+    halves = repeated_halves(site, block, setting) + regathers(setting)
     parts = Parts(
-        compute_s=with_host(site.rates, work_s, issued_s),
+        compute_s=sum(seconds[i].forward_s for i in chosen),
         tensor_s=halves_s(site, setting, halves),
         context_s=context_s(site, local, seconds, setting, is_forward=True),
         expert_s=dispatch_s(site, block, setting) if setting.recompute == "full" else 0.0,
     )
-    return parts, flops * setting.microbatch * site.sequence_length
+    return _issued(site, parts, issued_s), flops * setting.microbatch * site.sequence_length

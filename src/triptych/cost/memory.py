@@ -7,17 +7,12 @@ from typing import NamedTuple
 
 from triptych.cost.pipeline import Moment
 from triptych.cost.pricer import StageCost
+from triptych.cost.software import TRIPTYCH, Footprint
 from triptych.cost.storage import Storage
 from triptych.units import GIB
 
 CPU_OVERHEAD_BYTES = 0.42 * GIB
 """An interpreter with torch and transformers (341 MB), and what a first step adds (80 MB)."""
-
-DEVICE_OVERHEAD_BYTES = 1.5 * GIB
-"""CUDA context, kernels, cuBLAS workspaces and NCCL buffers of a few communicators."""
-
-FRAGMENTATION = 0.03
-"""Part of all tensors that the caching allocator loses between blocks on an accelerator."""
 
 
 class Memory(NamedTuple):
@@ -42,31 +37,51 @@ def rank_memory(
     moments: Sequence[Moment],
     storage: Storage,
     exchange_bytes: float,
+    footprint: Footprint,
     is_cpu: bool,
 ) -> Memory:
     """Peak bytes of a rank that runs `stages`, at the worst of some moments.
 
     `exchange_bytes` are hidden states on their way: messages to other stages, gathered sequences.
+    The peak is in a backward, or in the update where that needs more than activations.
     """
-    weights, gradients, optimizer, buffers = state_bytes(stages, storage)
+    weights, gradients, optimizer, buffers = state_bytes(stages, storage, footprint)
     activations, logits = work_bytes(stages, moments)
+    update = footprint.update_bytes * owned_elements(stages, storage)
+    if update > activations + logits:
+        activations, logits, buffers = 0.0, 0.0, buffers + update
     tensors = (weights, gradients, optimizer, activations, logits, buffers + exchange_bytes)
-    return Memory(*tensors, overhead=overhead_bytes(sum(tensors), is_cpu))
+    return Memory(*tensors, overhead=sum(overhead_bytes(sum(tensors), footprint, is_cpu)))
 
 
-def state_bytes(stages: Sequence[StageCost], storage: Storage) -> tuple[float, float, float, float]:
+def owned_elements(stages: Sequence[StageCost], storage: Storage) -> float:
+    """Parameters whose optimizer state a rank holds."""
+    dense = sum(stage.holdings.dense for stage in stages)
+    expert = sum(stage.holdings.expert for stage in stages)
+    if not storage.zero:
+        return float(dense + expert)
+    return dense / storage.shards + expert / storage.expert_shards
+
+
+def state_bytes(
+    stages: Sequence[StageCost], storage: Storage, footprint: Footprint = TRIPTYCH.footprint
+) -> tuple[float, float, float, float]:
     """Weights, gradients, optimizer state and the buffers between them: what ZeRO divides."""
     dense = sum(stage.holdings.dense for stage in stages)
     expert = sum(stage.holdings.expert for stage in stages)
     held = float(dense + expert)
     own = dense / storage.shards + expert / storage.expert_shards
     zero = storage.zero
-    optimizer = (own if zero >= 1 else held) * storage.optimizer_bytes
+    optimizer = (own if zero >= 1 else held) * (storage.optimizer_bytes + footprint.owned_bytes)
+    gradient_bytes = storage.gradient_bytes
+    if footprint.narrow_gradients and gradient_bytes > storage.parameter_bytes:
+        gradient_bytes += storage.parameter_bytes
+    buffers = _buffer_bytes if footprint.buckets else _gathered_bytes
     return (
         (own if zero >= 3 else held) * storage.parameter_bytes,
-        (own if storage.reduces_each else held) * storage.gradient_bytes,
+        (own if storage.reduces_each else held) * gradient_bytes,
         0.0 if storage.is_offloaded else optimizer,
-        _buffer_bytes(stages, storage, held),
+        buffers(stages, storage, held),
     )
 
 
@@ -86,11 +101,19 @@ def _alive_bytes(stages: Sequence[StageCost], moment: Moment) -> tuple[float, fl
     return activations, gradients
 
 
-def overhead_bytes(tensor_bytes: float, is_cpu: bool) -> float:
-    """What is there besides tensors."""
+def overhead_bytes(tensor_bytes: float, footprint: Footprint, is_cpu: bool) -> tuple[float, float]:
+    """What is there besides tensors: lost by the allocator, and the program's context."""
     if is_cpu:
-        return CPU_OVERHEAD_BYTES
-    return DEVICE_OVERHEAD_BYTES + FRAGMENTATION * tensor_bytes
+        return 0.0, CPU_OVERHEAD_BYTES
+    return footprint.fragmentation * tensor_bytes, footprint.context_bytes
+
+
+def _gathered_bytes(stages: Sequence[StageCost], storage: Storage, held: float) -> float:
+    """A unit of ZeRO-3 gathered and its gradients whole; otherwise a gradient on its way."""
+    if storage.zero >= 3:
+        unit = held / sum(stage.num_units for stage in stages)
+        return unit * ((1 + storage.prefetch) * storage.parameter_bytes + storage.gradient_bytes)
+    return max(stage.largest_weight for stage in stages) * storage.parameter_bytes
 
 
 def _buffer_bytes(stages: Sequence[StageCost], storage: Storage, held: float) -> float:

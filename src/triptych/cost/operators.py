@@ -1,36 +1,39 @@
-"""Seconds of one operator on one rank: products, attention, memory-bound work.
-
-The software's share shows in two places only: unfused element-wise kernels move more bytes
-(`EAGER_TRAFFIC`), and the host needs time for each kernel (`host_s`).
-"""
+"""Seconds of one operator on one rank, and of the host that issues operators."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from triptych.cost.gemm import gemm_s
-from triptych.cost.rates import Rates
+from triptych.cost.kernels.attention import flash_s, unfused_s
+from triptych.cost.kernels.gemm import KERNEL_S, gemm_s, joined_s
+from triptych.cost.kernels.rates import Rates
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
+from triptych.cost.site import Site
 
-EAGER_TRAFFIC = 3.0
-"""Bytes that eager PyTorch moves for norms, rotary, activations over what a fused kernel moves
-(counted kernel by kernel for a Llama layer of `transformers`: 308h against 94h)."""
-
-MEMORY_BACKWARD = 1.5
+MEMORY_BACKWARD = 1.55
 """Backward over forward traffic of memory-bound operators: one more tensor is read."""
 
-FLASH_BACKWARD = 2.5
-"""Backward over forward FLOPs of flash attention: scores are computed again (5 products, not 2)."""
+NORM_RATE = 0.69
+"""Rate of a norm against that of an addition (vidur's A100 and H100 tables: 105 and 55 us for a
+row read and written, and one more read)."""
 
-SCORE_BYTES = (8.0, 14.0)
-"""Bytes moved per element of a materialised score matrix, forward and backward (16 bit)."""
-
-LAUNCHES_PER_OPERATOR = 2.4
-"""Kernels per operator of the model in eager mode: ~26 for a Llama layer, fused 1 each."""
-
-HOST_BACKWARD = 1.6
+HOST_BACKWARD = 1.45
 """Host time of the backward over the forward's."""
+
+GENERATIONS = {"sdpa": 2, "flash": 3}
+"""Attention kernels by a plan's `attention`: torch's own, and the flash-attention library's."""
+
+SOFTMAX_ROWS = 4
+"""Score matrices of a rank that the fused softmax of Megatron-LM wants a multiple of."""
+
+
+SOFTMAX_OPERATORS = 3.0
+"""Operators more than one if mask, scale and softmax are kernels of their own."""
+
+SOCKET_DEVICES = 4
+"""Devices of a node at one of its two sockets."""
 
 
 class Seconds(NamedTuple):
@@ -46,75 +49,104 @@ class Seconds(NamedTuple):
         return self.input_gradient_s + self.weight_gradient_s
 
 
-def operator_seconds(
-    local: LocalOperator, rates: Rates, setting: Setting, sequence_length: int
-) -> Seconds:
+def operator_seconds(site: Site, local: LocalOperator, setting: Setting) -> Seconds:
     """Seconds of an operator for one micro-batch on one rank."""
-    tokens = setting.microbatch * sequence_length / setting.context
     kind = local.operator.kind
     if kind == "gemm":
-        return _gemm(local, rates, setting, tokens)
+        return _gemm(site, local, setting)
     if kind == "attention":
-        if setting.attention == "eager" or local.operator.is_written_out:
-            return _unfused_attention(local, rates, tokens, sequence_length)
-        return _flash_attention(local, rates, tokens, sequence_length)
-    return _memory(local, rates, setting, tokens)
+        return _attention(site, local, setting)
+    return _memory(site, local, setting)
 
 
-def host_s(rates: Rates, setting: Setting, count: int) -> tuple[float, float]:
+def host_s(site: Site, setting: Setting, count: float) -> tuple[float, float]:
     """Seconds that the host needs to issue `count` operators, forward and backward."""
-    launches = count * (1.0 if setting.compile else LAUNCHES_PER_OPERATOR)
-    return launches * rates.operator_s, launches * rates.operator_s * HOST_BACKWARD
+    kernels = site.software.kernels(setting.compile)
+    seconds = count * kernels.launches * kernels.host * site.rates.operator_s
+    if setting.tensor > SOCKET_DEVICES:
+        seconds *= site.software.two_sockets
+    return seconds, seconds * HOST_BACKWARD
+
+
+def issued_operators(site: Site, local: Sequence[LocalOperator], setting: Setting) -> float:
+    """Operators that the host issues for a layer; a softmax that is not fused is several."""
+    count = float(len(local))
+    for op in local:
+        if op.operator.kind == "attention" and _is_unfused(op, setting):
+            fused = _softmax_is_fused(site, op, setting)
+            count += 0.0 if fused else SOFTMAX_OPERATORS
+    return count
 
 
 def with_host(rates: Rates, work_s: float, host_seconds: float) -> float:
     """Work and its issuing together: side by side on a GPU, one after the other on a CPU."""
-    return work_s + host_seconds if rates.is_cpu else max(work_s, host_seconds)
+    return work_s + host_seconds if rates.is_cpu else joined_s(work_s, host_seconds)
 
 
-def _gemm(local: LocalOperator, rates: Rates, setting: Setting, tokens: float) -> Seconds:
+def _gemm(site: Site, local: LocalOperator, setting: Setting) -> Seconds:
     """Three products: xW, dy W^T, x^T dy. Experts: one each, tokens spread evenly."""
-    op = local.operator
-    rows = tokens
+    op, rates = local.operator, site.rates
+    rows = site.tokens(setting)
     if op.copies > 1:
-        rows = tokens * op.tokens_factor * setting.expert / op.copies
+        rows = rows * op.tokens_factor * setting.expert / op.copies
     k, n, copies = local.k, local.n, local.copies
-    return Seconds(
+    seconds = Seconds(
         gemm_s(rates, rows, k, n, copies),
         gemm_s(rates, rows, n, k, copies),
         gemm_s(rates, k, rows, n, copies),
     )
-
-
-def _flash_attention(
-    local: LocalOperator, rates: Rates, tokens: float, sequence_length: int
-) -> Seconds:
-    op = local.operator
-    context = op.average_context(sequence_length)
-    flops = 2.0 * local.query_heads * (op.head_dim + op.value_dim) * context * tokens
-    forward_s = flops / rates.attention_flops
-    return Seconds(forward_s, FLASH_BACKWARD * forward_s)
-
-
-def _unfused_attention(
-    local: LocalOperator, rates: Rates, tokens: float, sequence_length: int
-) -> Seconds:
-    """Scores as a matrix: whole products (no triangle), softmax between them."""
-    op = local.operator
-    scores = local.query_heads * tokens * sequence_length
-    heads = local.query_heads * tokens / sequence_length  # matrices of s x s
-    products_s = gemm_s(rates, sequence_length, op.head_dim, sequence_length, heads)
-    products_s += gemm_s(rates, sequence_length, sequence_length, op.value_dim, heads)
-    forward_bytes, backward_bytes = (size * rates.element_bytes / 2.0 for size in SCORE_BYTES)
+    if rates.dtype != "fp8":
+        return seconds
+    cast_s = site.software.fp8_cast_bytes * copies / rates.memory_bytes_per_s
     return Seconds(
-        products_s + scores * forward_bytes / rates.memory_bytes_per_s,
-        2.0 * products_s + scores * backward_bytes / rates.memory_bytes_per_s,
+        seconds.forward_s + (rows * k + k * n) * cast_s,
+        seconds.input_gradient_s + rows * n * cast_s,
+        seconds.weight_gradient_s,
     )
 
 
-def _memory(local: LocalOperator, rates: Rates, setting: Setting, tokens: float) -> Seconds:
+def _attention(site: Site, local: LocalOperator, setting: Setting) -> Seconds:
+    op, software = local.operator, site.software
+    length = site.sequence_length
+    if not _is_unfused(local, setting):
+        pair = flash_s(
+            site.rates,
+            software.flash or GENERATIONS[setting.attention],
+            heads=local.query_heads,
+            width=op.head_dim + op.value_dim,
+            context=op.average_context(length),
+            tokens=site.tokens(setting),
+        )
+        return Seconds(*pair)
+    pair = unfused_s(
+        site.rates,
+        matrices=local.query_heads * setting.microbatch,
+        rows=length / setting.context,
+        length=length,
+        key=op.head_dim,
+        value=op.value_dim,
+        softmax_is_fused=_softmax_is_fused(site, local, setting),
+        has_dropout=op.dropout,
+    )
+    return Seconds(*pair)
+
+
+def _is_unfused(local: LocalOperator, setting: Setting) -> bool:
+    return setting.attention == "eager" or local.operator.is_written_out
+
+
+def _softmax_is_fused(site: Site, local: LocalOperator, setting: Setting) -> bool:
+    matrices = local.query_heads * setting.microbatch
+    return site.software.fuses_softmax and matrices % SOFTMAX_ROWS == 0
+
+
+def _memory(site: Site, local: LocalOperator, setting: Setting) -> Seconds:
+    rates = site.rates
     elements = local.elements + local.sequence_elements / setting.sequence_split
-    traffic = 1.0 if setting.compile else EAGER_TRAFFIC
-    moved_bytes = elements * tokens * rates.element_bytes * traffic
+    traffic = site.software.kernels(setting.compile).traffic
+    if local.operator.name.endswith("_norm") and not rates.is_cpu:
+        traffic /= NORM_RATE
+    moved_bytes = elements * site.tokens(setting) * rates.element_bytes * traffic
     forward_s = moved_bytes / rates.memory_bytes_per_s
-    return Seconds(forward_s, MEMORY_BACKWARD * forward_s)
+    start_s = 0.0 if rates.is_cpu else KERNEL_S
+    return Seconds(forward_s + start_s, MEMORY_BACKWARD * forward_s + start_s)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from triptych.cluster.cluster import Cluster
 from triptych.cost.assumptions import assumptions
 from triptych.cost.frame import Frame
-from triptych.cost.memory import Memory
+from triptych.cost.memory import Memory, overhead_bytes
 from triptych.cost.prediction import Prediction
 from triptych.cost.pricer import Pricer
 from triptych.cost.setting import Parts
+from triptych.cost.software import TRIPTYCH, Software
 from triptych.cost.step import (
     Priced,
     Step,
@@ -21,6 +24,7 @@ from triptych.cost.step import (
 )
 from triptych.cost.storage import Storage
 from triptych.cost.traffic import frame_traffic
+from triptych.cost.uncertainty import half_width
 from triptych.model.count import training_flops_per_token
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
@@ -29,9 +33,52 @@ from triptych.plan.workload import Workload
 from triptych.units import GIB
 
 
-def predict(model: Model, cluster: Cluster, workload: Workload, plan: Plan) -> Prediction:
-    """Time, memory and traffic of one training step of a legal plan."""
-    return predict_with(Pricer(model, cluster, workload), plan)
+def predict(
+    model: Model,
+    cluster: Cluster,
+    workload: Workload,
+    plan: Plan,
+    software: Software = TRIPTYCH,
+) -> Prediction:
+    """Time, memory and traffic of one training step of a legal plan under a training program."""
+    return predict_with(Pricer(model, cluster, workload, software), plan)
+
+
+class Estimate(NamedTuple):
+    """The heart of a prediction: a step, its terms and error bar, and the largest rank's memory.
+
+    `overhead_bytes` are the allocator's and the context's part of the memory's overhead.
+    """
+
+    step: Step
+    time_s: Mapping[str, float]
+    half_width: float
+    memory: Memory
+    overhead_bytes: tuple[float, float]
+
+
+def estimate(frame: Frame, storage: Storage, priced: Priced, schedule: str) -> Estimate:
+    """Simulates a step and finds the largest rank."""
+    step = price_step(frame, priced, schedule)
+    memory = frame.largest_memory(storage, schedule)
+    time_s = _time_terms(frame, storage, step)
+    has_experts = frame.pricer.model.experts is not None
+    tensors = memory.total_bytes - memory.overhead
+    return Estimate(
+        step=step,
+        time_s=time_s,
+        half_width=half_width(
+            time_s, frame.settings[0].dtype, has_experts=has_experts, is_cpu=frame.is_cpu
+        ),
+        memory=memory,
+        overhead_bytes=overhead_bytes(tensors, frame.footprint, frame.is_cpu),
+    )
+
+
+def estimate_of(pricer: Pricer, plan: Plan) -> Estimate:
+    """The estimate of a plan."""
+    frame, storage = Frame.of(pricer, plan), Storage.of(plan)
+    return estimate(frame, storage, Priced.of(frame, storage), plan.schedule)
 
 
 def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> Prediction:
@@ -39,9 +86,8 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
     frame = Frame.of(pricer, plan)
     storage = Storage.of(plan)
     priced = Priced.of(frame, storage)
-    step = price_step(frame, priced, plan.schedule)
-    memory = frame.largest_memory(storage, plan.schedule)
-    limit = pricer.memory_limit_bytes
+    found = estimate(frame, storage, priced, plan.schedule)
+    step, memory, limit = found.step, found.memory, pricer.memory_limit_bytes
     rates = pricer.rates(plan.precision.parameter)
     flops = _model_flops(pricer)
     per_device = flops / plan.world_size / step.total_s
@@ -49,20 +95,25 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
     is_whole = is_simulated_whole(frame, plan.schedule)
     return Prediction(
         step_time_s=step.total_s,
+        step_time_low_s=step.total_s * math.exp(-found.half_width),
+        step_time_high_s=step.total_s * math.exp(found.half_width),
         tokens_per_s_per_gpu=pricer.workload.tokens / plan.world_size / step.total_s,
         model_tflops_per_gpu=per_device / 1e12,
         mfu=per_device / rates.peak_flops,
         hfu=per_device / rates.peak_flops * (1 + recomputed_flops(frame) / flops),
         peak_memory_gib=memory.total_bytes / GIB,
         memory_gib=_memory_gib(memory),
-        time_s=_time_terms(frame, storage, step),
+        overhead_gib=_overhead_gib(found),
+        time_s=found.time_s,
         bubble_fraction=_bubble_fraction(frame, priced, step, plan.schedule),
         bytes_sent_per_rank=frame_traffic(frame, storage, plan.schedule)._asdict(),
         fits=memory.total_bytes <= limit,
         memory_limit_gib=limit / GIB,
         runnable=not reasons,
         reasons=reasons,
-        assumptions=assumptions(plan, pricer.model, pricer.cluster, rates, is_whole),
+        assumptions=assumptions(
+            plan, pricer.model, pricer.cluster, rates, pricer.software, is_whole
+        ),
         plan=plan,
         timeline=predicted_timeline(frame, priced, plan.schedule) if with_timeline else None,
     )
@@ -85,6 +136,11 @@ def _memory_gib(memory: Memory) -> Mapping[str, float]:
     return {term: size / GIB for term, size in memory._asdict().items()}
 
 
+def _overhead_gib(found: Estimate) -> Mapping[str, float]:
+    allocator, context = found.overhead_bytes
+    return {"allocator": allocator / GIB, "context": context / GIB}
+
+
 # --- time by term ------------------------------------------------------------------------------
 
 
@@ -105,7 +161,9 @@ def _time_terms(frame: Frame, storage: Storage, step: Step) -> Mapping[str, floa
         (_rank_parts(frame, storage, rank) for rank in frame.distinct),
         key=lambda parts: parts.total_s,
     )
-    bubble_s = step.makespan_s - step.pipeline_s - busiest.total_s
+    bubble_s = 0.0
+    if frame.num_ranks > 1:
+        bubble_s = step.makespan_s - step.pipeline_s - busiest.total_s
     return {
         "compute": busiest.compute_s,
         "tensor_comm": busiest.tensor_s,

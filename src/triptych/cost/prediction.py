@@ -35,12 +35,15 @@ class Prediction:
     """
 
     step_time_s: float
+    step_time_low_s: float  # 80 % of runs lie between this
+    step_time_high_s: float  # and this
     tokens_per_s_per_gpu: float
     model_tflops_per_gpu: float
     mfu: float
     hfu: float
     peak_memory_gib: float
     memory_gib: Mapping[str, float]
+    overhead_gib: Mapping[str, float]  # allocator, context: parts of the term `overhead`
     time_s: Mapping[str, float]
     bubble_fraction: float
     bytes_sent_per_rank: Mapping[str, float]
@@ -57,12 +60,15 @@ class Prediction:
         return {
             "schema_version": SCHEMA_VERSION,
             "step_time_s": self.step_time_s,
+            "step_time_low_s": self.step_time_low_s,
+            "step_time_high_s": self.step_time_high_s,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "model_tflops_per_gpu": self.model_tflops_per_gpu,
             "mfu": self.mfu,
             "hfu": self.hfu,
             "peak_memory_gib": self.peak_memory_gib,
             "memory_gib": dict(self.memory_gib),
+            "overhead_gib": dict(self.overhead_gib),
             "time_s": dict(self.time_s),
             "bubble_fraction": self.bubble_fraction,
             "bytes_sent_per_rank": dict(self.bytes_sent_per_rank),

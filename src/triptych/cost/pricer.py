@@ -10,15 +10,16 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from triptych.cluster.cluster import Cluster
-from triptych.cost.collectives import Group, group
 from triptych.cost.ends import embedding_cost, head_cost
 from triptych.cost.holdings import Holdings, holdings
+from triptych.cost.kernels.collectives import Group, group
+from triptych.cost.kernels.rates import Rates, memory_limit_bytes, rates, slowest_device
 from triptych.cost.layer import layer_cost
 from triptych.cost.pipeline import Moment, enough_microbatches, known_peaks, program_peaks
-from triptych.cost.rates import Rates, memory_limit_bytes, rates, slowest_device
 from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator, localize
 from triptych.cost.site import Site
+from triptych.cost.software import TRIPTYCH, Software
 from triptych.model.model import Model
 from triptych.model.operators import block_operators, embedding_operators, head_operators
 from triptych.plan.plan import Stage
@@ -68,8 +69,15 @@ Alike = tuple[list[tuple[Counts, bool, bool]], list[int]]
 class Pricer:
     """Prices pieces; pure but for its memory of what it priced before."""
 
-    def __init__(self, model: Model, cluster: Cluster, workload: Workload) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cluster: Cluster,
+        workload: Workload,
+        software: Software = TRIPTYCH,
+    ) -> None:
         self.model, self.cluster, self.workload = model, cluster, workload
+        self.software = software
         self.device = slowest_device(cluster)
         self.memory_limit_bytes = memory_limit_bytes(cluster)
         self.kinds = tuple(dict.fromkeys(model.blocks))
@@ -92,7 +100,8 @@ class Pricer:
     def rates(self, dtype: str) -> Rates:
         """The device's rates for a dtype."""
         if dtype not in self._rates:
-            self._rates[dtype] = rates(self.device, dtype)
+            found = rates(self.device, dtype)
+            self._rates[dtype] = found.slowed(self.software.fp8_rate) if dtype == "fp8" else found
         return self._rates[dtype]
 
     def group(self, size: int, stride: int) -> Group:
@@ -109,6 +118,7 @@ class Pricer:
                 model=self.model,
                 sequence_length=self.workload.sequence_length,
                 rates=self.rates(setting.dtype),
+                software=self.software,
                 tensor=self.group(setting.tensor, 1),
                 context=self.group(setting.context, setting.tensor),
                 expert=self.group(setting.expert, setting.tensor),
@@ -280,7 +290,8 @@ class Pricer:
     def _accumulation_s(self, held: Holdings, setting: Setting) -> float:
         """Adding a micro-batch's gradients into the fp32 buffers: one read, one read and write."""
         used = self.rates(setting.dtype)
-        return held.total * (used.element_bytes + 8.0) / used.memory_bytes_per_s
+        moved_bytes = self.software.accumulation_bytes or used.element_bytes + 8.0
+        return held.total * moved_bytes / used.memory_bytes_per_s
 
 
 EMBEDDING, HEAD = -1, -2

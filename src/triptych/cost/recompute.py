@@ -10,7 +10,7 @@ log-sum-exp of a fused kernel; attention's output is, by the product that reads 
 from __future__ import annotations
 
 from triptych.cost.exchange import HALVES, regions
-from triptych.cost.rates import Rates
+from triptych.cost.kernels.rates import Rates
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
@@ -19,18 +19,31 @@ from triptych.model.operators import Operator
 
 
 def repeated(
-    model: Model, block: Block, local: tuple[LocalOperator, ...], setting: Setting
+    site: Site, block: Block, local: tuple[LocalOperator, ...], setting: Setting
 ) -> list[int]:
     """Indices of the operators that the backward runs again."""
+    model = site.model
     if setting.recompute == "full":
         return list(range(len(local) - _unneeded(model, block, local)))
+    if setting.recompute == "selective" and site.software.selects_operators:
+        return _every_other(local)
     if setting.recompute == "selective":
         return [i for i, op in enumerate(local) if op.operator.kind == "attention"]
     return []
 
 
-def repeated_halves(model: Model, block: Block, setting: Setting) -> int:
+def _every_other(local: tuple[LocalOperator, ...]) -> list[int]:
+    """All operators but attention and every other product (torchtitan's policy by operator)."""
+    products = [i for i, op in enumerate(local) if op.operator.kind == "gemm"]
+    kept = {i for i, op in enumerate(local) if op.operator.kind == "attention"}
+    return [i for i in range(len(local)) if i not in kept | set(products[::2])]
+
+
+def repeated_halves(site: Site, block: Block, setting: Setting) -> int:
     """Halves of tensor-parallel exchanges that the backward runs again."""
+    model = site.model
+    if setting.recompute == "selective" and site.software.selects_operators:
+        return regions(block) if setting.sequence_parallel else 0
     if setting.recompute != "full":
         return 0
     all_of_them = HALVES * regions(block)
@@ -76,9 +89,23 @@ def kept_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting
         parts = setting.tensor if setting.shard_activations else setting.sequence_split
         return site.model.hidden / parts
     saved = saved_elements(site, local, setting)
+    if setting.recompute == "selective" and site.software.selects_operators:
+        return _half_elements(site, local, setting)
     if setting.recompute == "selective":
         saved -= _core_elements(site, local, setting)
     return saved
+
+
+def _half_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """What recomputation by operator keeps: the input, attention's output, half of the products."""
+    kept = site.model.hidden / setting.sequence_split
+    for op in local:
+        if op.operator.kind == "attention":
+            kept += op.query_heads * op.operator.value_dim
+        elif op.operator.kind == "gemm":
+            is_summed = op.operator.split == "row"
+            kept += op.n / 2.0 / (setting.sequence_split if is_summed else 1)
+    return kept
 
 
 LOG_SUM = 2.0

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from triptych.cost.collectives import Group
 from triptych.cost.holdings import Holdings
+from triptych.cost.kernels.collectives import Group
 from triptych.cost.storage import Storage
-
-HIDDEN = 0.5
-"""Most of this traffic that hides behind compute: FSDP of 2023 hides 20-25 % of it with small
-micro-batches, FSDP2 about half (torchtitan, 8 against 128 GPUs)."""
 
 OVERLAP = 0.8
 """Share of compute behind which it can hide (a prefetch of one unit)."""
@@ -37,9 +33,13 @@ def sharded_pass(
     *,
     forward_s: float,
     backward_s: float,
+    most_hidden: float,
     is_cpu: bool,
 ) -> Exposed:
-    """Exposed seconds of a stage's gathers and scatters; all units count as equally large."""
+    """Exposed seconds of a stage's gathers and scatters; all units count as equally large.
+
+    At most a part `most_hidden` of them hides behind compute.
+    """
     if storage.zero < 2 or data.size == 1:
         return Exposed(0.0, 0.0)
     unit = held.total / num_units
@@ -47,10 +47,10 @@ def sharded_pass(
     gather_s = data.gather_s(unit * storage.parameter_bytes) if storage.zero >= 3 else 0.0
     hides = 0.0 if is_cpu else OVERLAP
     return Exposed(
-        _exposed_s(num_units * gather_s, hides * forward_s),
-        _exposed_s(num_layers * gather_s + num_units * scatter_s, hides * backward_s),
+        _exposed_s(num_units * gather_s, hides * forward_s, most_hidden),
+        _exposed_s(num_layers * gather_s + num_units * scatter_s, hides * backward_s, most_hidden),
     )
 
 
-def _exposed_s(total_s: float, hidden_s: float) -> float:
-    return total_s - min(hidden_s, HIDDEN * total_s)
+def _exposed_s(total_s: float, hidden_s: float, most_hidden: float) -> float:
+    return total_s - min(hidden_s, most_hidden * total_s)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.cost.collectives import Group
-from triptych.cost.rates import Rates
+from triptych.cost.kernels.collectives import Group
+from triptych.cost.kernels.rates import Rates
 from triptych.cost.setting import Setting
+from triptych.cost.software import Software
 from triptych.model.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A model, its sequences, a device's rates and the groups that a layer talks over."""
+    """A model, its sequences, a device's rates, the program and the groups that a layer uses."""
 
     model: Model
     sequence_length: int
     rates: Rates
+    software: Software
     tensor: Group
     context: Group
     expert: Group

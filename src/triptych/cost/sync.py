@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from triptych.cost.collectives import Group
 from triptych.cost.holdings import Holdings
+from triptych.cost.kernels.collectives import Group
+from triptych.cost.software import Software
 from triptych.cost.storage import Storage
-
-ADAMW_BYTES = 28.0
-"""Fused AdamW in fp32: reads gradient, weight and two moments, writes weight and moments."""
 
 NORM_BYTES = 4.0
 """The gradient norm reads each gradient once."""
@@ -56,21 +54,24 @@ def step_tail(
     last_backward_s: float,
     sequence_parallel: bool,
     memory_bytes_per_s: float,
+    software: Software,
     is_cpu: bool,
 ) -> Tail:
     """Exposed seconds of a stage's end of step; the last backward hides reductions."""
     reduction_bytes = storage.reduction_bytes
     owned = held.dense / (storage.shards if storage.zero else 1)
     owned += held.expert / (storage.expert_shards if storage.zero else 1)
-    update = ADAMW_BYTES + NORM_BYTES
+    update = software.optimizer_bytes + NORM_BYTES
     if storage.parameter_bytes < 4:
         update += 4.0 + storage.parameter_bytes  # rounds the master into the parameter
-    hidden_s = 0.0 if is_cpu else OVERLAP * last_backward_s
+    rate = software.scatter if storage.zero else software.exchange
+    hidden_s = OVERLAP * last_backward_s if software.hides_gradients and not is_cpu else 0.0
+    reduce_s = _exposed_reduce_s(held, storage, axes, hidden_s * rate, reduction_bytes)
     return Tail(
-        reduce_s=_exposed_reduce_s(held, storage, axes, hidden_s, reduction_bytes),
+        reduce_s=reduce_s / rate,
         other_s=_late_sums_s(held, axes, sequence_parallel, reduction_bytes / storage.divisor),
         optimizer_s=owned * update / memory_bytes_per_s,
-        gather_s=_gather_s(held, storage, axes),
+        gather_s=_gather_s(held, storage, axes) / rate,
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from triptych.cost.collectives import all_reduce_bytes, gather_bytes
 from triptych.cost.context import context_bytes
 from triptych.cost.exchange import (
     HALVES,
@@ -20,6 +19,7 @@ from triptych.cost.exchange import (
 from triptych.cost.frame import Frame
 from triptych.cost.gathers import Gathered, gathered
 from triptych.cost.holdings import Holdings
+from triptych.cost.kernels.collectives import all_reduce_bytes, gather_bytes
 from triptych.cost.recompute import regathers, repeated_halves
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator, copies_of
@@ -54,7 +54,7 @@ def layer_traffic(
     """Bytes of one layer for one micro-batch, forward and backward."""
     passes = 3 if setting.recompute == "full" else 2
     forwards = 1 if setting.recompute == "none" else 2
-    halves = 2 * HALVES * regions(block) + repeated_halves(site.model, block, setting)
+    halves = 2 * HALVES * regions(block) + repeated_halves(site, block, setting)
     halves += regathers(setting)
     forward, backward = (context_bytes(site, local, setting, is_forward=x) for x in (True, False))
     dispatched = gather_bytes(setting.expert, dispatch_bytes(site, block, setting))

@@ -28,11 +28,11 @@ def hop(
     settings: Sequence[Setting],
     sites: Sequence[Site],
 ) -> Hop:
-    """The message between two stages. With one spread a rank sends all that it holds; otherwise
-    its share of what its tensor group holds.
+    """The message between two stages. With one spread a rank sends all that it holds (unless the
+    program splits messages); otherwise its share of what its tensor group holds.
     """
     setting, site, other = settings[source], sites[source], settings[target]
-    if spreads[source] == spreads[target]:
+    if spreads[source] == spreads[target] and not site.software.splits_messages:
         return Hop(source, target, site.message_bytes(setting), 0.0)
     sent_bytes = site.activation_bytes(setting) / setting.tensor
     is_gathered = other.tensor > 1 and not other.sequence_parallel

@@ -5,6 +5,7 @@ Plain strings, no terminal library: these functions are loaded by every `triptyc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
@@ -60,7 +61,7 @@ def _why(index: int, plan: Mapping[str, Any]) -> Iterator[str]:
 
 def _figures(prediction: Mapping[str, Any]) -> tuple[str, ...]:
     return (
-        seconds(prediction.get("step_time_s")),
+        seconds(prediction.get("step_time_s")) + _plus_minus(prediction),
         per_second(prediction.get("tokens_per_s_per_gpu")).removesuffix("/s"),
         share(prediction.get("mfu")),
         gib(prediction.get("peak_memory_gib")),
@@ -83,6 +84,18 @@ def _searched(search: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _plus_minus(prediction: Mapping[str, Any]) -> str:
+    """Half of the range that holds 80 % of runs, in per cent."""
+    low, high = prediction.get("step_time_low_s"), prediction.get("step_time_high_s")
+    return f" ±{100 * (math.sqrt(high / low) - 1):.0f} %" if low and high else ""
+
+
+def _bar(prediction: Mapping[str, Any]) -> str:
+    """The range that holds 80 % of runs."""
+    low, high = prediction.get("step_time_low_s"), prediction.get("step_time_high_s")
+    return f"  ({seconds(low)} to {seconds(high)} in 80 % of runs)" if low and high else ""
+
+
 def prediction_text(prediction: Mapping[str, Any]) -> str:
     """One prediction: the headline figures, step time by term and memory by term."""
     tables = _headline(prediction), time_table(prediction), memory_table(prediction)
@@ -94,7 +107,7 @@ def _headline(prediction: Mapping[str, Any]) -> str:
     fits = "fits" if prediction.get("fits", True) else "DOES NOT FIT"
     lines = (
         ("plan", plan_name(prediction)),
-        ("step time", seconds(prediction.get("step_time_s"))),
+        ("step time", seconds(prediction.get("step_time_s")) + _bar(prediction)),
         ("tokens per GPU", per_second(prediction.get("tokens_per_s_per_gpu"))),
         ("model TFLOP/s per GPU", number(prediction.get("model_tflops_per_gpu"))),
         ("MFU, HFU", f"{share(prediction.get('mfu'))}, {share(prediction.get('hfu'))}"),

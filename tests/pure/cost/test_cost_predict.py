@@ -14,6 +14,7 @@ from triptych.cluster.cluster import Cluster
 from triptych.cost import step as step_module
 from triptych.cost.predict import predict
 from triptych.cost.prediction import TIME_TERMS, Prediction
+from triptych.cost.software import TRIPTYCH
 from triptych.cost.step import (
     Priced,
     predicted_timeline,
@@ -163,6 +164,7 @@ def test_a_long_backward_hides_all_buckets_but_the_last_unless_on_a_cpu(is_cpu: 
         last_backward_s=1e3,
         sequence_parallel=False,
         memory_bytes_per_s=1e12,
+        software=TRIPTYCH,
         is_cpu=is_cpu,
     )
     count = math.ceil(held.dense * 4 / chosen.bucket_bytes)

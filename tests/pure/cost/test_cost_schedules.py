@@ -24,7 +24,7 @@ def predicted(schedule: str, *, microbatches: int = 12, **settings: Any) -> Pred
 
 
 def test_a_weight_half_is_about_a_third_of_forward_and_backward() -> None:
-    middle = frame_of(MODEL, plan(MODEL, pp=4), workload=work(1024, 8)).costs[1]
+    middle = frame_of(MODEL, plan(MODEL, pp=4), workload=work(512, 8)).costs[1]
     share = middle.weight_s / (middle.forward_s + middle.backward_s)
     assert 0.25 < share < 0.35
 
@@ -99,7 +99,7 @@ def test_the_automatic_schedule_continues_at_its_steady_pace() -> None:
         price_step(frame, Priced.of(frame, Storage.of(chosen)), "zb-auto").makespan_s
         for frame in (few, many)
     )
-    busiest_s = max(cost.forward_s + cost.backward_s for cost in many.costs)
+    busiest_s = max(cost.forward_s + cost.input_s + cost.weight_s for cost in many.costs)
     assert many_s - few_s == pytest.approx(400 * busiest_s, rel=1e-6)
 
 

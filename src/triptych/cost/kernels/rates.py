@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.cluster.cluster import Cluster, Device
 from triptych.units import DTYPE_BYTES
-
-ATTENTION_EFFICIENCY = 0.6
-"""Flash attention's rate over that of large products (causal FLOPs; A100 0.58, H100 0.55 of peak
-in aiconfigurator's kernel tables, 0.36 in torchtitan's SDPA runs)."""
 
 _STAND_INS = {
     "bf16": ("fp16", "fp32"),
@@ -22,17 +18,36 @@ _STAND_INS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Attained rates of a device that computes in `dtype`, and the sheet peak behind them."""
+    """Attained rates of a device that computes in `dtype`, and the sheet peak behind them.
+
+    `gemm_flops` are of large products that last, `burst_flops` of those that are over before power
+    limits the clock; `flash_flops` of attention kernels by generation, in 16 bit at least.
+    """
 
     dtype: str
     peak_flops: float
     gemm_flops: float
-    attention_flops: float
+    burst_flops: float
+    flash_flops: tuple[float, float, float]
+    plain_flops: float  # products that tensor cores cannot do
+    ramp_k: float
+    multiprocessors: int  # 0: none to fill with tiles
     memory_bytes_per_s: float
     operator_s: float
     element_bytes: float
     is_cpu: bool
     stand_in: str = ""  # dtype whose peak was used because the sheet has none
+
+    def slowed(self, rate: float) -> Rates:
+        """The same with products at a part of their rate."""
+        return replace(self, gemm_flops=self.gemm_flops * rate, burst_flops=self.burst_flops * rate)
+
+
+FULL_WIDTH_EFFICIENCY = 0.93
+"""Attained share of the fp32 and fp64 peaks, which no power limit cuts (V100, 14.6 TFLOP/s)."""
+
+PLAIN_EFFICIENCY = 0.4
+"""Attained share of the fp32 peak where operands are not aligned to 16 bytes (A100, 8 TFLOP/s)."""
 
 
 def rates(device: Device, dtype: str) -> Rates:
@@ -43,18 +58,28 @@ def rates(device: Device, dtype: str) -> Rates:
     """
     source, peak = _peak(device, dtype)
     attention_peak = _peak(device, "bf16")[1] if dtype == "fp8" else peak
-    attained = peak * device.gemm_efficiency
+    first, second, third = (attention_peak * share for share in device.flash_efficiency)
+    share = FULL_WIDTH_EFFICIENCY if _is_full_width(device, dtype) else device.gemm_efficiency
+    sustained = peak * share
     return Rates(
         dtype=dtype,
         peak_flops=peak,
-        gemm_flops=attained,
-        attention_flops=attention_peak * device.gemm_efficiency * ATTENTION_EFFICIENCY,
+        gemm_flops=sustained,
+        burst_flops=max(sustained, peak * device.gemm_burst),
+        flash_flops=(first, second, third),
+        plain_flops=PLAIN_EFFICIENCY * device.peak_flops.get("fp32", peak),
+        ramp_k=device.gemm_ramp_k,
+        multiprocessors=device.multiprocessors,
         memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
         operator_s=device.operator_s,
         element_bytes=max(2.0, DTYPE_BYTES[dtype]),
         is_cpu=device.kind == "cpu",
         stand_in="" if source == dtype else source,
     )
+
+
+def _is_full_width(device: Device, dtype: str) -> bool:
+    return device.kind != "cpu" and dtype in ("fp32", "fp64") and dtype in device.peak_flops
 
 
 def _peak(device: Device, dtype: str) -> tuple[str, float]:

@@ -1,23 +1,18 @@
 """Seconds and bytes of the collectives of one group of ranks.
 
 Bytes are what a ring sends from each rank, which is the least possible (domain.md section 1).
-Seconds are latency plus bytes over the slowest link on the way; a large all-reduce does not jump
-to the full rate at once, so the first `RAMP_S` seconds of traffic count double (it fits NCCL's
-measured curves on A100 and H100 from 1 MiB to 1 GiB within about 20 %).
+Seconds are a start, latency by the steps of the ring, and bytes over the slowest link on the way.
+A collective does not jump to the full rate at once: up to `ramp_s` seconds come on top, all of them
+when it lasts much longer than that. With the numbers of `fabrics.csv` this fits NCCL's tables on
+A100, H100 and B200 to 6-8 % in the median, from 512 bytes to 16 GiB.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.cluster.cluster import Cluster
-
-LINK_EFFICIENCY = 0.8
-"""Attained share of a sheet bandwidth: 240 of 300 GB/s on A100, 320-396 of 450 on H100."""
-
-RAMP_S = 100e-6
-"""Traffic up to this many seconds runs at half rate (NCCL; gloo shows no such ramp)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +28,18 @@ class Group:
     network_latency_s: float  # of a step between nodes
     bytes_per_s: float  # attained by a rank in a collective
     alone_bytes_per_s: float  # attained by a rank alone, over the slowest link
+    start_s: float
     ramp_s: float
 
     @property
     def nodes(self) -> int:
         """Nodes that the group spans."""
         return math.ceil(self.size / self.per_node)
+
+    def on_one_port(self) -> Group:
+        """The same group if members in a node do not share the work of leaving it."""
+        rate = min(self.bytes_per_s, self.alone_bytes_per_s)
+        return self if self.nodes == 1 else replace(self, bytes_per_s=rate)
 
     def all_reduce_s(self, size_bytes: float) -> float:
         """Seconds to sum `size_bytes` held by every rank, the faster of ring and tree latency."""
@@ -48,7 +49,11 @@ class Group:
         ring_s = (2 * (self.size - 1) - hops) * self.latency_s + hops * self.network_latency_s
         tree_s = 2 * (self.per_node - 1) * self.latency_s
         tree_s += 2 * math.ceil(math.log2(self.nodes)) * self.network_latency_s
-        return min(ring_s, tree_s) + self._wire_s(all_reduce_bytes(self.size, size_bytes))
+        return (
+            self.start_s
+            + min(ring_s, tree_s)
+            + self._wire_s(all_reduce_bytes(self.size, size_bytes))
+        )
 
     def gather_s(self, size_bytes: float) -> float:
         """Seconds of an all-gather or reduce-scatter; `size_bytes` is the whole tensor."""
@@ -56,7 +61,7 @@ class Group:
             return 0.0
         hops = self.nodes - 1
         latency_s = (self.size - 1 - hops) * self.latency_s + hops * self.network_latency_s
-        return latency_s + self._wire_s(gather_bytes(self.size, size_bytes))
+        return self.start_s + latency_s + self._wire_s(gather_bytes(self.size, size_bytes))
 
     def all_to_all_s(self, size_bytes: float) -> float:
         """Seconds to exchange `size_bytes` held by every rank, a part of it for each other rank.
@@ -67,13 +72,13 @@ class Group:
             return 0.0
         outside = (self.size - self.per_node) / self.size * size_bytes
         inside_s = self._wire_s(gather_bytes(self.size, size_bytes))
-        return self._hop_latency_s + max(inside_s, outside / self.alone_bytes_per_s)
+        return self.start_s + self._hop_latency_s + max(inside_s, outside / self.alone_bytes_per_s)
 
     def send_s(self, size_bytes: float) -> float:
         """Seconds from sending a message to a neighbour until it is there."""
         if self.size == 1:
             return 0.0
-        return self._hop_latency_s + size_bytes / self.alone_bytes_per_s
+        return self.start_s + self._hop_latency_s + size_bytes / self.alone_bytes_per_s
 
     @property
     def _hop_latency_s(self) -> float:
@@ -81,7 +86,9 @@ class Group:
 
     def _wire_s(self, sent_bytes: float) -> float:
         seconds = sent_bytes / self.bytes_per_s
-        return seconds + min(seconds, self.ramp_s)
+        if not self.ramp_s:
+            return seconds
+        return seconds - self.ramp_s * math.expm1(-seconds / self.ramp_s)
 
 
 def all_reduce_bytes(size: int, size_bytes: float) -> float:
@@ -103,9 +110,12 @@ def group(cluster: Cluster, size: int, stride: int) -> Group:
     within = min(cluster.groups, key=lambda nodes: nodes.link.bytes_per_s).link
     per_node = _members_in_a_node(cluster, size, stride)
     is_cpu = cluster.device.kind == "cpu"
-    inside = within.bytes_per_s * _efficiency(within.source, is_cpu)
-    outside = cluster.network.bytes_per_s * _efficiency(cluster.network.source, is_cpu)
     fits = per_node == size
+    slowest = within if fits else cluster.network
+    inside, outside = (
+        link.bytes_per_s * (1.0 if is_cpu else link.efficiency)
+        for link in (within, cluster.network)
+    )
     return Group(
         size=size,
         per_node=per_node,
@@ -113,7 +123,8 @@ def group(cluster: Cluster, size: int, stride: int) -> Group:
         network_latency_s=cluster.network.latency_s,
         bytes_per_s=inside if fits else min(inside, per_node * outside),
         alone_bytes_per_s=inside if fits else outside,
-        ramp_s=0.0 if is_cpu else RAMP_S,
+        start_s=slowest.start_s,
+        ramp_s=slowest.ramp_s,
     )
 
 
@@ -124,8 +135,3 @@ def _members_in_a_node(cluster: Cluster, size: int, stride: int) -> int:
         return size
     together = max(1, min(node_sizes) // stride)
     return min(together, max(1, size // 2))
-
-
-def _efficiency(source: str, is_cpu: bool) -> float:
-    """Links that were measured (and gloo's, which are) are already attained."""
-    return 1.0 if is_cpu or source.startswith("measured") else LINK_EFFICIENCY

@@ -1,0 +1,1 @@
+"""Seconds of kernels: products, attention, collectives, by what a device and its links attain."""

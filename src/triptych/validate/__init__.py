@@ -1,0 +1,1 @@
+"""Predicted beside measured, for a table of runs."""
