@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from triptych.units import DTYPE_BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingWorkload:
@@ -55,6 +57,11 @@ class ServingPlan:
     def world_size(self) -> int:
         """Ranks of all replicas."""
         return self.tensor * self.pp * self.replicas
+
+    @property
+    def wide_bytes(self) -> float:
+        """Bytes of a weight that is not narrowed: embedding, head, norms."""
+        return max(2.0, DTYPE_BYTES[self.weights])
 
     @property
     def is_even(self) -> bool:

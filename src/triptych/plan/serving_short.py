@@ -11,6 +11,7 @@ from triptych.model.model import Model
 from triptych.plan.plan import Plan, even_split
 from triptych.plan.rules import verify
 from triptych.plan.serving import ServingPlan
+from triptych.plan.short import default_precision
 
 COUNTS = ("tp", "pp", "replicas", "batch", "chunk")
 DTYPES = ("bf16", "fp16", "fp8", "fp32")
@@ -78,8 +79,8 @@ def parse_serving_plan(
         replicas=int(settings.get("replicas", max(1, left))),
         batch=int(settings.get("batch", batch)),
         chunk=int(settings.get("chunk", chunk)),
-        weights=settings.get("weights", "bf16"),
-        cache=settings.get("cache", "bf16"),
+        weights=settings.get("weights", default_precision(cluster)),
+        cache=settings.get("cache", settings.get("weights", default_precision(cluster))),
     )
     problems = list(broken_rules(plan, model, cluster))
     if "pp" in settings and int(settings["pp"]) != plan.pp:

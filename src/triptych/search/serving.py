@@ -27,7 +27,8 @@ from triptych.plan.nearby import divisors
 from triptych.plan.rules import usable_tensor_degrees
 from triptych.plan.serving import ServingPlan, ServingWorkload
 from triptych.plan.serving_short import broken_rules, layers_of
-from triptych.search.serving_reason import binding, compared, shortfall
+from triptych.plan.short import default_precision
+from triptych.search.serving_reason import binding, compared, objective, shortfall
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CHUNKS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -112,11 +113,22 @@ def search_serving(question: ServingQuestion, top: int = 5) -> ServingResult:
     return ServingResult(
         plans=tuple(Ranked(one, compared(one, best, question.workload)) for one in ranked if best),
         nearest=None if best else nearest,
-        binds=binding(best, question.cluster, question.workload) if best else (),
+        binds=_binds(best, question) if best else (),
         rejected=dict(rejected.most_common()),
         candidates=candidates,
         search_time_s=time.perf_counter() - start,
     )
+
+
+def _binds(best: ServingPrediction, question: ServingQuestion) -> tuple[str, ...]:
+    """What limits the best plan; an objective, where twice the batch would miss it."""
+    lines = binding(best, question.cluster, question.workload)
+    if question.workload.rate is not None or best.batch < best.plan.batch:
+        return lines
+    plan = replace(best.plan, batch=2 * best.plan.batch)
+    pricer = ServingPricer(question.model, question.cluster, plan, question.engine)
+    larger = pricer.predict(question.workload)
+    return (*lines, *objective(larger, question.workload))
 
 
 def _order(prediction: ServingPrediction, question: ServingQuestion) -> tuple[float, ...]:
@@ -207,14 +219,15 @@ def _plain(question: ServingQuestion, tensor: int, stages: int) -> ServingPlan:
     fixed = question.fixed
     layers = layers_of({**fixed, "pp": str(stages)}, question.model.num_layers)
     left = question.cluster.num_devices // (tensor * len(layers))
+    weights = fixed.get("weights", default_precision(question.cluster))
     return ServingPlan(
         layers=layers,
         tensor=tensor,
         replicas=int(fixed.get("replicas", max(1, left))),
         batch=BALANCED_FOR,
         chunk=CHUNKS[-1],
-        weights=fixed.get("weights", "bf16"),
-        cache=fixed.get("cache", fixed.get("weights", "bf16")),
+        weights=weights,
+        cache=fixed.get("cache", weights),
     )
 
 

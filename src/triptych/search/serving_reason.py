@@ -64,6 +64,19 @@ def binding(
     return tuple(lines)
 
 
+def objective(larger: ServingPrediction, workload: ServingWorkload) -> tuple[str, ...]:
+    """Which objective a larger batch would miss."""
+    seconds = {"ttft": larger.ttft_s, "tpot": larger.tpot_s}
+    wanted = {"ttft": workload.ttft_s, "tpot": workload.tpot_s}
+    names = {"ttft": "for the first token", "tpot": "between tokens"}
+    return tuple(
+        f"the objective {names[name]} limits the batch: with {larger.plan.batch} it would be "
+        f"{format_seconds(seconds[name])}, {format_seconds(wanted[name] or 0.0)} are asked for"
+        for name in names
+        if not _meets(larger, name)
+    )
+
+
 def _products(best: ServingPrediction, cluster: Cluster) -> list[str]:
     """Whether products wait for weights or for arithmetic."""
     device = rates(slowest_device(cluster), "bf16")
@@ -81,6 +94,12 @@ def _products(best: ServingPrediction, cluster: Cluster) -> list[str]:
 
 def _room(best: ServingPrediction, workload: ServingWorkload) -> list[str]:
     most = best.max_concurrency // best.plan.replicas
+    users = (workload.concurrency or math.inf) / best.plan.replicas
+    if workload.rate is None and best.batch < min(most, users) and not best.queue_s:
+        return [
+            f"a chunk of {best.plan.chunk} tokens has room for {best.batch:.0f} sequences beside "
+            "the prompts that keep coming: it limits the batch"
+        ]
     if most < best.plan.batch:
         return [
             f"the cache holds {most} sequences of {workload.tokens:.0f} tokens a replica in "

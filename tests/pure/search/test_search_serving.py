@@ -83,6 +83,11 @@ def test_what_limits_the_best_plan_is_said() -> None:
     small = search_serving(replace(asked(rate=1.0), fixed={"tp": "1", "pp": "1"}))
     text = "\n".join(small.binds)
     assert "bound by memory bandwidth" in text and "replicas would keep up" in text
+    tight = search_serving(asked(tpot_s=0.01))
+    assert any("the objective between tokens limits the batch" in line for line in tight.binds)
+    pins = {"chunk": "512", "batch": "1024", "pp": "1"}
+    short = search_serving(replace(QUESTION, fixed=pins))
+    assert any("512 tokens has room for 102 sequences" in line for line in short.binds)
     long = replace(QUESTION, workload=ServingWorkload(input_tokens=100_000, output_tokens=1000))
     assert any("its size limits the batch" in line for line in search_serving(long).binds)
 

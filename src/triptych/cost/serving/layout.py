@@ -61,7 +61,7 @@ def layout(model: Model, plan: ServingPlan) -> Layout:
             for block, count in Counter(model.blocks[start:stop]).items()
         )
         weights = sum(kind.weights_bytes * kind.count for kind in kinds)
-        weights += _ends_bytes(model, plan.tensor, index == 0, index == plan.pp - 1)
+        weights += plan.wide_bytes * _ends(model, plan.tensor, index == 0, index == plan.pp - 1)
         stages.append(Stage(layers=kinds, weights_bytes=weights))
     head = next(op for op in head_operators(model) if op.kind == "gemm")
     return Layout(
@@ -115,7 +115,7 @@ def is_wide(local: LocalOperator, plan: ServingPlan) -> bool:
 def weight_bytes(local: LocalOperator, plan: ServingPlan) -> float:
     """Bytes of a weight: the plan's dtype for products, 16 bit for what is small."""
     if local.operator.kind != "gemm" or is_wide(local, plan):
-        return 2.0
+        return plan.wide_bytes
     return DTYPE_BYTES[plan.weights]
 
 
@@ -125,9 +125,9 @@ def _inner(block: Block) -> float:
     return float(block.mlp.width * (2 if block.mlp.gated else 1))
 
 
-def _ends_bytes(model: Model, tensor: int, has_embedding: bool, has_head: bool) -> float:
-    """Embedding and head in 16 bit; a tied head costs nothing where the embedding is."""
+def _ends(model: Model, tensor: int, has_embedding: bool, has_head: bool) -> float:
+    """Elements of embedding and head; a tied head has none of its own where the embedding is."""
     operators = list(embedding_operators(model)) if has_embedding else []
     if has_head and not (model.tied and has_embedding):
         operators += head_operators(model)
-    return 2.0 * sum(localize(op, model, None, tensor).weight_elements for op in operators)
+    return float(sum(localize(op, model, None, tensor).weight_elements for op in operators))

@@ -106,9 +106,10 @@ class ServingPricer:
 
     def predict(self, workload: ServingWorkload) -> ServingPrediction:
         """What users see. A plan that does not fit has infinite latencies."""
-        most = self._most(workload)
-        if most < 1.0:
+        room = self._room(workload)
+        if room < 1.0:
             return self._unfit(workload)
+        most = self._keeps_up(workload, room)
         replica = self._replica(workload)
         state, queue_s = self._settle(replica, workload, most)
         full = state if state.batch == most else replica.state(most)
@@ -128,7 +129,7 @@ class ServingPricer:
             output_tokens_per_s=rate * workload.output_tokens,
             requests_per_s=rate,
             max_requests_per_s=replica.most_rate(full) * self.plan.replicas,
-            max_concurrency=int(most) * self.plan.replicas,
+            max_concurrency=int(room) * self.plan.replicas,
             batch=state.batch,
             state=state,
             queue_s=queue_s,
@@ -136,18 +137,21 @@ class ServingPricer:
             load=replica._decodes(state.batch),
         )
 
-    def _most(self, workload: ServingWorkload) -> float:
-        """Sequences of a replica that can run at once."""
+    def _room(self, workload: ServingWorkload) -> float:
+        """Sequences of a replica that batch and cache have room for."""
         share = 1.0 if self.engine.reserves_output else 0.5
         length = workload.input_tokens + share * workload.output_tokens
         whole = self.memory.sequences(workload.tokens)
         if whole < 1.0:
             return 0.0
-        most = min(float(self.plan.batch), max(1.0, self.memory.sequences(length)))
+        return min(float(self.plan.batch), max(1.0, self.memory.sequences(length)))
+
+    def _keeps_up(self, workload: ServingWorkload, room: float) -> float:
+        """Of these, how many a step has tokens for, with the prompts that keep coming besides."""
         if not self.engine.is_chunked:
-            return most
+            return room
         per_step = 1.0 + workload.input_tokens / max(1.0, workload.output_tokens)
-        return max(1.0, min(most, self.plan.pp * self.plan.chunk / per_step))
+        return max(1.0, min(room, self.plan.pp * self.plan.chunk / per_step))
 
     def _replica(self, workload: ServingWorkload) -> Replica:
         return Replica(

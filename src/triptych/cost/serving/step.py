@@ -113,7 +113,7 @@ class Stepper:
         if not samples:
             return 0.0
         head, wide = self.layout.head, self.wide_rates
-        seconds = product_s(wide, samples, head.k, head.n, weight_bytes=2.0)
+        seconds = product_s(wide, samples, head.k, head.n, weight_bytes=self.plan.wide_bytes)
         seconds += self.reducer.group.gather_s(samples * self.layout.vocab * 2.0)
         sampled_s = samples * self.layout.vocab * SAMPLING_BYTES / wide.memory_bytes_per_s
         return seconds + sampled_s + 4 * self.start_s
