@@ -13,12 +13,13 @@ from typing import TextIO
 
 from triptych import __version__
 from triptych.cli.answer import Answer, say, stdout_for
+from triptych.cli.tasks import module_of
 from triptych.cli.usage import expand_lists, unknown_verb, usage_error
 from triptych.errors import InputError, Problem, TriptychError
 
 VERBS = {
-    "plan": "find the fastest way to split a model over a cluster",
-    "predict": "price one plan: step time, memory, traffic",
+    "plan": "find the fastest way to split a model over a cluster (--task serve: to serve it)",
+    "predict": "price one plan: step time, memory, traffic (--task serve: latencies)",
     "validate": "predicted beside measured for a table of runs",
     "schedule": "print, check and draw a pipeline program",
     "train": "train a model as a job file says",
@@ -75,7 +76,8 @@ def call_verb(verb: str, args: Sequence[str]) -> Answer:
         say(SIGNS_OF_LIFE[verb])
     import typer
 
-    command: Callable[..., Answer] = import_module(f"triptych.cli.{verb}").command
+    module, args = module_of(verb, args)
+    command: Callable[..., Answer] = import_module(f"triptych.cli.{module}").command
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
     parser = typer.main.get_command(app)

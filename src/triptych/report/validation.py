@@ -15,10 +15,11 @@ def validation_text(document: Mapping[str, Any]) -> str:
     """The JSON document of `triptych validate` in words."""
     parts = [f"{document['used']} of {document['rows']} rows compared"]
     parts[0] += "".join(f"\n  {n} skipped: {why}" for why, n in document["skipped"].items())
-    for name in ("step_time", "memory"):
-        if document[name]["n"]:
+    for name in ("step_time", "memory", "tpot", "ttft", "throughput"):
+        if document.get(name, {}).get("n"):
             parts.append(_errors(name.replace("_", " "), document[name]))
-    parts.append("\n".join(_rest(document)))
+    if "ranking" in document:
+        parts.append("\n".join(_rest(document)))
     return "\n\n".join(parts)
 
 

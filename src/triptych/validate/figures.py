@@ -78,6 +78,11 @@ def quantity(
         value = error(outcome)
         if value is not None:
             by_source.setdefault(outcome.source, []).append(value)
+    return over_sources(by_source)
+
+
+def over_sources(by_source: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Figures of relative errors: of all, of each source, their mean, and the worst source."""
     everything = [value for values in by_source.values() for value in values]
     tables = {source: errors(values) for source, values in by_source.items()}
     return {

@@ -15,6 +15,9 @@ from triptych.validate.table import Row, Skip
 OMNI_PATH_BYTES_PER_S = 12.5e9
 """One port of Omni-Path 100."""
 
+_MEANT = {"GH200 120GB": "GH200-96GB"}
+"""Names that state another memory than the device's: 120 GB are the host's half of that board."""
+
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*Gb/s", re.IGNORECASE)
 _PORTS = re.compile(r"(\d+)\s*x\s*omni-path", re.IGNORECASE)
 
@@ -43,7 +46,7 @@ def _catalogue() -> Mapping[str, Entry]:
 def _entry(name: str) -> Entry:
     """The device that a row names; of several memory sizes the largest."""
     known = _catalogue()
-    fitting = matches(re.sub(r"\(.*?\)", "", name).strip(), known)
+    fitting = matches(_MEANT.get(name, re.sub(r"\(.*?\)", "", name).strip()), known)
     if not fitting:
         raise Skip("GPU not in the catalogue")
     return max((known[one] for one in fitting), key=lambda entry: entry.memory_gib)

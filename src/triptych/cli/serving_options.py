@@ -1,0 +1,126 @@
+"""What the verbs of `--task serve` read in the same way."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from triptych.cluster.cluster import Cluster
+from triptych.cost.serving.engine import TRIPTYCH, Engine
+from triptych.cost.serving.engines import SGLANG, TENSORRT_LLM_TORCH, VLLM
+from triptych.errors import InputError, Problem
+from triptych.model.count import parameters
+from triptych.model.model import Model
+from triptych.plan.serving import ServingWorkload
+from triptych.units import format_bytes, format_count
+
+ENGINES: dict[str, Engine] = {
+    "triptych": TRIPTYCH,
+    "vllm": VLLM,
+    "sglang": SGLANG,
+    "tensorrt-llm": TENSORRT_LLM_TORCH,
+}
+
+RateOption = Annotated[
+    float | None, typer.Option(metavar="R", help="Requests that arrive in a second.")
+]
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Users that each wait for their answer, no rate."),
+]
+InputOption = Annotated[int, typer.Option("--input", min=1, metavar="N", help="Tokens a prompt.")]
+OutputOption = Annotated[
+    int, typer.Option("--output", min=1, metavar="N", help="Tokens an answer.")
+]
+TtftOption = Annotated[
+    float | None, typer.Option("--slo-ttft", metavar="S", help="Most seconds to the first token.")
+]
+TpotOption = Annotated[
+    float | None, typer.Option("--slo-tpot", metavar="S", help="Most seconds between tokens.")
+]
+EngineOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Priced as it runs under: " + ", ".join(ENGINES) + ".")
+]
+
+
+def serving_workload(
+    model: Model,
+    input_tokens: int,
+    output_tokens: int,
+    rate: float | None,
+    concurrency: int | None,
+    ttft: float | None,
+    tpot: float | None,
+) -> ServingWorkload:
+    """The workload of some options. Raises InputError with everything that is wrong with them."""
+    problems = [
+        Problem(f"{name} {value:g}", "is more than 0", f"{name} 1")
+        for name, value in (("--rate", rate), ("--slo-ttft", ttft), ("--slo-tpot", tpot))
+        if value is not None and value <= 0
+    ]
+    if rate and concurrency:
+        problems.append(
+            Problem("--rate with --concurrency", "arrivals are one or the other", "--rate alone")
+        )
+    if model.learned_positions and input_tokens + output_tokens > model.max_position:
+        what = f"{input_tokens} + {output_tokens} tokens for {model.name}"
+        problems.append(
+            Problem(what, f"it has positions up to {model.max_position}", "shorter requests")
+        )
+    if problems:
+        raise InputError(problems)
+    return ServingWorkload(
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        rate=rate,
+        concurrency=concurrency,
+        ttft_s=ttft,
+        tpot_s=tpot,
+    )
+
+
+def engine_named(name: str) -> Engine:
+    """An engine by its name. Raises InputError for an unknown one."""
+    if name not in ENGINES:
+        raise InputError(
+            Problem(f"--engine {name}", "is an engine that is described", ", ".join(ENGINES))
+        )
+    return ENGINES[name]
+
+
+def serving_headline(
+    model: Model, cluster: Cluster, workload: ServingWorkload, engine: str
+) -> tuple[str, dict[str, object]]:
+    """What a plan or a price is for, as text and as JSON."""
+    count = parameters(model)
+    memory = format_bytes(cluster.device.memory_bytes)
+    load = f"{workload.input_tokens:.0f} tokens in, {workload.output_tokens:.0f} out, "
+    if workload.rate is not None:
+        load += f"{workload.rate:g} requests/s"
+    elif workload.concurrency is not None:
+        load += f"{workload.concurrency:.0f} at once"
+    else:
+        load += "as many as there is room for"
+    lines = [
+        f"model     {model.name}: {model.num_layers} layers, {format_count(count)} parameters",
+        f"cluster   {cluster.name}: {cluster.num_devices} x {cluster.device.name} of {memory}",
+        f"requests  {load}, engine {engine}",
+    ]
+    lines += [f"unreliable: {reason}" for reason in model.unreliable]
+    document: dict[str, object] = {
+        "task": "serve",
+        "model": model.name,
+        "parameters": count,
+        "cluster": cluster.name,
+        "num_devices": cluster.num_devices,
+        "engine": engine,
+        "input_tokens": workload.input_tokens,
+        "output_tokens": workload.output_tokens,
+        "rate": workload.rate,
+        "concurrency": workload.concurrency,
+        "slo_ttft_s": workload.ttft_s,
+        "slo_tpot_s": workload.tpot_s,
+        "unreliable": list(model.unreliable),
+    }
+    return "\n".join(lines), document
