@@ -6,7 +6,10 @@ counts is processor time of the whole step, optimizer included, over layers x mi
 rank. `alone` is the same loop on the bare module, without any parallelism: what is left beyond it
 is the price of each engine. `calls` are Python and C function calls, which no noise can move.
 
-    python benchmarks/host_cost.py [--pairs 15] [--only FSDP2] [--json]
+With `--compiled` our layers are compiled (`compile = true` in a plan), and each peer stands there
+as its users compile it, layer by layer, and as it is; `alone` is compiled then, too.
+
+    python benchmarks/host_cost.py [--pairs 15] [--only FSDP2] [--compiled] [--json]
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from sides.options import read_options
-from sides.pairs import Pair, chosen
+from sides.pairs import Pair, chosen, compiled_pairs
 from sides.ranks import on_fake_rank
 from sides.replicas import alone
 from sides.rows import ratio_row, show
@@ -89,19 +92,19 @@ def compare(pair: Pair, setting: Setting, count: int) -> dict[str, Any]:
     return row | {"calls": [round(calls(step) / per) for step in steps]}
 
 
-def alone_us(count: int) -> float:
+def alone_us(count: int, compiled: bool) -> float:
     """The same loop without any parallelism."""
     setting = Setting(ranks=1, sequences=4, microbatch=2, length=16, config=CONFIG)
-    step, per = alone(setting), setting.layers * 2
+    step, per = alone(setting, compiled), setting.layers * 2
     cpu_us(step)
     return statistics.median(cpu_us(step) / per for _ in range(count))
 
 
 def main() -> None:
-    options = read_options(__doc__, pairs=15)
-    bare_us = on_fake_rank(1, 0, partial(alone_us, options.pairs))
+    options = read_options(__doc__, ("compiled",), pairs=15)
+    bare_us = on_fake_rank(1, 0, partial(alone_us, options.pairs, options.compiled))
     rows = []
-    for pair in chosen(options.only):
+    for pair in (compiled_pairs if options.compiled else chosen)(options.only):
         if pair.peer.startswith(PEERS):
             setting, rank = setting_of(pair)
             run = partial(compare, pair, setting, options.pairs)

@@ -9,13 +9,16 @@ from sides.deep_speed import enter_environment
 from sides.pairs import Pair, chosen
 
 
-def read_options(description: str | None, **numbers: int) -> argparse.Namespace:
-    """`--only`, `--json`, and an option for each number with its default."""
+def read_options(
+    description: str | None, switches: Sequence[str] = (), **numbers: int
+) -> argparse.Namespace:
+    """`--only`, `--json`, some switches, and an option for each number with its default."""
     parser = argparse.ArgumentParser(description=description)
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only", default="", help="a part of the name of a mode or a peer")
-    parser.add_argument("--json", action="store_true")
+    for switch in ("json", *switches):
+        parser.add_argument(f"--{switch}", action="store_true")
     return parser.parse_args()
 
 

@@ -20,7 +20,7 @@ from sides.setting import Setting, Trainer
 from sides.stages import pipelining
 from sides.tensors import dtensor
 
-Make = Callable[[Setting], Trainer]
+Make = Callable[..., Trainer]
 
 
 class Pair(NamedTuple):
@@ -63,14 +63,16 @@ def _fsdp2(reshard: bool, each: bool) -> Make:
     return partial(fsdp2, reshard=reshard, each=each)
 
 
-def _tensor(setting: Setting) -> Trainer:
-    return ours(setting, tp=setting.ranks, sequence_parallel=True)
+def _tensor(setting: Setting, **plan: Any) -> Trainer:
+    return ours(setting, tp=setting.ranks, sequence_parallel=True, **plan)
+
+
+def _staged(setting: Setting, schedule: str, chunks: int, **plan: Any) -> Trainer:
+    return ours(setting, pp=setting.ranks, schedule=schedule, chunks=chunks, **plan)
 
 
 def _pipeline(schedule: str, chunks: int) -> Pair:
-    def make(setting: Setting) -> Trainer:
-        return ours(setting, pp=setting.ranks, schedule=schedule, chunks=chunks)
-
+    make = partial(_staged, schedule=schedule, chunks=chunks)
     peer = f"pipelining {schedule}"
     return Pair(f"PP {schedule}", make, peer, partial(pipelining, schedule=schedule))
 
@@ -110,6 +112,26 @@ PAIRS: tuple[Pair, ...] = (
     ),
 )
 """Ours, and the peer that does the same work."""
+
+
+def compiled_pairs(only: str) -> list[Pair]:
+    """The same with our layers compiled: beside the peer whose layers are compiled too, where it
+    can do that, and beside the peer as it is.
+    """
+    pairs = []
+    for pair in chosen(only):
+        ours = partial(pair.ours, compile=True)
+        name = f"{pair.name} compiled"
+        if pair.peer.startswith(_COMPILES):
+            theirs = partial(pair.theirs, compiled=True)
+            pairs.append(Pair(name, ours, f"{pair.peer}, compiled", theirs))
+        pairs.append(Pair(name, ours, f"{pair.peer}, not compiled", pair.theirs))
+    return pairs
+
+
+_COMPILES = ("FSDP2", "pipelining 1f1b", "pipelining interleaved")
+"""The split backward of `pipelining zb-v` takes graphs of autograd apart: compiled ones have none.
+"""
 
 
 def chosen(only: str) -> list[Pair]:

@@ -12,12 +12,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from sides.setting import Setting, Trainer, WithLoss, accumulate, make_adamw
+from sides.setting import Setting, Trainer, WithLoss, accumulate, compile_each, make_adamw
 
 
-def alone(setting: Setting) -> Trainer:
+def alone(setting: Setting, compiled: bool = False) -> Trainer:
     """The same loop on one process without any parallelism."""
     model = WithLoss(setting)
+    if compiled:
+        compile_each(model.model.model.layers)
     parameters = list(model.parameters())
     return accumulate(
         partial(setting.share, parts=1, index=0),
@@ -40,12 +42,14 @@ def zero_redundancy(setting: Setting) -> Trainer:
     return ddp(setting, partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW))
 
 
-def fsdp2(setting: Setting, reshard: bool, each: bool) -> Trainer:
+def fsdp2(setting: Setting, reshard: bool, each: bool, compiled: bool = False) -> Trainer:
     """FSDP2: parameters released after the forward or not, gradients reduced each micro-batch or
     on the last.
     """
     model: Any = WithLoss(setting)
     mesh = dist.init_device_mesh("cpu", (setting.ranks,))
+    if compiled:
+        compile_each(model.model.model.layers)
     for layer in model.model.model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, reshard_after_forward=reshard)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,6 +115,12 @@ class WithLoss(torch.nn.Module):
         """scale x the summed loss of a micro-batch."""
         hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
         return self.setting.loss(hidden, self.model.lm_head.weight, labels, scale)
+
+
+def compile_each(layers: Iterable[Any]) -> None:
+    """Compiles each decoder layer for itself, as torchtitan does; all share one graph."""
+    for layer in layers:
+        layer.compile(fullgraph=True)
 
 
 def make_adamw(parameters: Iterator[Any], kind: Any = torch.optim.AdamW) -> Any:

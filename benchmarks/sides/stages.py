@@ -13,7 +13,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from sides.setting import Setting, Trainer, clip, make_adamw
+from sides.setting import Setting, Trainer, clip, compile_each, make_adamw
 from triptych.plan.plan import part
 
 KINDS: dict[str, Any] = {
@@ -67,7 +67,7 @@ class HeadSink:
         """Nothing waits for it."""
 
 
-def pipelining(setting: Setting, schedule: str) -> Trainer:
+def pipelining(setting: Setting, schedule: str, compiled: bool = False) -> Trainer:
     """A schedule of torch over all ranks: two stages a rank, but for 1F1B."""
     count = setting.ranks * (1 if schedule == "1f1b" else 2)
     model = setting.library_model()
@@ -75,6 +75,8 @@ def pipelining(setting: Setting, schedule: str) -> Trainer:
     stages = {
         index: Cut(model, *part(setting.layers, count, index), setting.layers) for index in mine
     }
+    if compiled:
+        compile_each(layer for stage in stages.values() for layer in stage.layers)
     head = model.lm_head.weight
     sink = HeadSink(head) if schedule == "zb-v" else None
     weight = head if sink is None else head.detach()

@@ -281,7 +281,6 @@ def _unrunnable(plan: Plan, model: Model) -> Iterator[str]:
     plain = (
         (plan.offload not in RUNNABLE_OFFLOADS, f"offload={plan.offload}"),
         (plan.attention != "sdpa", f"attention={plan.attention}"),
-        (plan.compile, "compilation (compile=true)"),
         (plan.rank_order != RANK_ORDER, f"rank order {plan.rank_order}"),
         (bool(plan.layouts), "layouts per tensor"),
         (model.family not in RUNNABLE_FAMILIES, f"model family '{model.family}'"),

@@ -152,6 +152,7 @@ class Communicator:
         self._scratch = _Scratch()
         self._exchanges: list[Pending] = []
         self._is_gloo = group is None or dist.get_backend(group) == "gloo"
+        self.number = -1  # what compiled code calls it, if it does
 
     # ---- collectives -------------------------------------------------------------------------
 

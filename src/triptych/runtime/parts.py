@@ -22,6 +22,7 @@ from triptych.runtime.build.slots import collect_slots, fill_initial, logical_na
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.wide import widen
 from triptych.runtime.build.zoo import require_fixed_rotary, skeleton
+from triptych.runtime.compiled import compile_layers
 from triptych.runtime.data.buckets import GradientBuckets
 from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.sharding import Shardings
@@ -82,6 +83,8 @@ def make_parts(
         place_dropout(stage, model, mesh.tensor, masks)
     slots = collect_slots(stages, model, plan, mesh, frozen)
     buckets = _filled(slots, stages, plan, model, mesh, seed, optimizer)
+    if plan.compile:
+        compile_layers(stages, plan, model)
     return Parts(
         plan=plan,
         model=model,

@@ -183,7 +183,7 @@ def test_inputs_are_kept_in_parts_or_in_host_memory(settings: dict[str, Any], pa
     def body(plan: Plan) -> tuple[int, int]:
         engine = make_engine(plan, config)
         kept = 0
-        inputs = engine.stages[0]._inputs
+        inputs = engine.stages[0].layer_inputs
         keep = inputs._keep
 
         def note(tensor: torch.Tensor) -> Any:

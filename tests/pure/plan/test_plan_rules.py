@@ -356,7 +356,6 @@ def test_fewer_micro_batches_than_stages_are_legal(microbatches: int, schedule: 
     ("plan", "word"),
     [
         (Plan.uniform(4, offload="parameters"), "offload=parameters"),
-        (Plan.uniform(4, compile=True), "compile"),
         (Plan.uniform(4, precision=Precision(parameter="fp8")), "parameter in fp8"),
     ],
 )

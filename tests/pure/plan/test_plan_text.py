@@ -194,6 +194,7 @@ def test_the_short_form_reads_every_word() -> None:
             "microbatch": st.integers(1, 8),
             "sequence_parallel": st.booleans(),
             "recompute": st.sampled_from(["none", "selective", "full"]),
+            "compile": st.booleans(),
             "precision": st.sampled_from([Precision(), Precision.mixed()]),
         }
     )

@@ -9,7 +9,9 @@ Shapes: B batch, S sequence, s = S / tp under sequence parallelism (else S), H h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,14 +32,15 @@ from triptych.runtime.shard import Shard
 from triptych.runtime.tensor.functions import enter_region
 from triptych.runtime.tensor.linear import Deferral, Linear, replace_linears
 from triptych.runtime.tensor.loss import Bending, Vocabulary, cross_entropy
+from triptych.runtime.tensor.ops import number_of
 from triptych.runtime.tensor.packed import pack
 from triptych.runtime.tensor.shard import set_heads, shard_embedding, shard_layer
 
 
 class PassThrough(nn.Module):
-    """Stands for a layer of another stage."""
+    """Stands for a layer of another stage. There may be many: a call is no more than a function."""
 
-    def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Returns its input."""
         return hidden
 
@@ -47,9 +50,27 @@ class Entry(nn.Module):
 
     received: torch.Tensor
 
-    def forward(self, *_: Any, **__: Any) -> torch.Tensor:
+    def __call__(self, *_: Any, **__: Any) -> torch.Tensor:
         """[B, s, H] as received."""
         return self.received
+
+
+class Remembered:
+    """The library's rotary embedding, asked once for positions that stay the same."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+        self._positions: torch.Tensor | None = None
+        self._made: dict[Hashable, Any] = {}
+
+    def __call__(self, x: torch.Tensor, position_ids: torch.Tensor, *kind: Hashable) -> Any:
+        """Cosines and sines for positions [1 or B, S], of a `kind` if the family has several."""
+        if position_ids is not self._positions:
+            self._positions, self._made = position_ids, {}
+        key = (x.dtype, kind)
+        if key not in self._made:
+            self._made[key] = self._forward(x, position_ids, *kind)
+        return self._made[key]
 
 
 class StageLayers(nn.ModuleList):
@@ -97,7 +118,7 @@ class StageModule(nn.Module):
         self._bending = _bending(self._family, causal_lm.config)
         self._hidden = model.hidden
         self._plan = plan
-        self._inputs = LayerInputs(
+        self.layer_inputs = LayerInputs(
             mesh.tensor if plan.shard_activations else None,
             mesh.counters.axis("host") if plan.offload == "activations" else None,
         )
@@ -109,7 +130,14 @@ class StageModule(nn.Module):
         start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
         self._vocabulary = Vocabulary(start, stop, mesh.tensor)
         self._entry = cut(causal_lm, self._family, stage.start, stage.stop, model.num_layers)
-        self._shard(model, range(stage.start, stage.stop), deferral)
+        # What the library wraps around it (defaults, records of what is inside) is not for us.
+        self._run_trunk = partial(inspect.unwrap(type(self._trunk).forward), self._trunk)
+        self._counted: torch.Tensor | None = None
+        if self._family.rotary is not None:
+            rotary = self._trunk.get_submodule(self._family.rotary)
+            setattr(rotary, "forward", Remembered(rotary.forward))  # noqa: B010
+        self._layers = range(stage.start, stage.stop)
+        self._shard(model, self._layers, deferral)
 
     def _shard(self, model: Model, layers: range, deferral: Deferral) -> None:
         family = self._family
@@ -136,7 +164,7 @@ class StageModule(nn.Module):
 
     def _recompute(self, layer: nn.Module) -> None:
         if self._plan.recompute == "full":
-            recompute_layer(layer, self._inputs)
+            recompute_layer(layer, self.layer_inputs)
         else:
             recompute_attention(layer.get_submodule(self._family.attention))
 
@@ -157,6 +185,21 @@ class StageModule(nn.Module):
         attention = layer.get_submodule(self._family.attention)
         router = f"{self._family.experts}.{self._family.router}"
         balancer.attach(attention, layer.get_submodule(router))
+
+    @property
+    def sequence_split(self) -> int:
+        """Into how many parts the sequence is cut outside of tensor-parallel regions."""
+        return self._tensor.size if self._sequence_parallel else 1
+
+    @property
+    def tensor_number(self) -> int | None:
+        """The communicator of its tensor-parallel regions; None without."""
+        return number_of(self._tensor) if self._tensor.size > 1 else None
+
+    def layers(self) -> Iterator[tuple[int, nn.Module]]:
+        """The decoder layers of the stage, each with its place in the model."""
+        for index in self._layers:
+            yield index, self._trunk.get_submodule(f"{self._family.layers}.{index}")
 
     def to_device(self, device: torch.device) -> None:
         """Moves or makes buffers: frequencies, and those that are loaded.
@@ -212,17 +255,15 @@ class StageModule(nn.Module):
         `routed` is what routers have to know in training.
         """
         if positions_BS is None:
-            past = cache.get_seq_length() if cache is not None else 0
-            positions_BS = torch.arange(past, past + ids_BS.shape[1], device=ids_BS.device)[None]
+            positions_BS = self._count(ids_BS, cache)
         if received_BsH is None:
             embedded_BsH = self._trunk.get_submodule(self._family.embedding)(ids_BS)
         else:
             assert self._entry is not None
             self._entry.received = received_BsH
-            # Only its shape, type and device are looked at: it occupies one element.
-            embedded_BsH = received_BsH.new_zeros(1, 1, 1).expand(received_BsH.shape)
+            embedded_BsH = received_BsH.detach()  # only its shape, type and device are looked at
         more = {} if routed is None else {ROUTED: routed}
-        output = self._trunk(
+        output = self._run_trunk(
             inputs_embeds=embedded_BsH,
             position_ids=positions_BS,
             cache=cache,
@@ -233,6 +274,16 @@ class StageModule(nn.Module):
         )
         hidden: torch.Tensor = output.last_hidden_state
         return hidden
+
+    def _count(self, ids_BS: torch.Tensor, cache: Any) -> torch.Tensor:
+        """Positions [1, S]; without a cache the same tensor as long as the length is the same."""
+        length = ids_BS.shape[1]
+        if cache is not None:
+            past = cache.get_seq_length()
+            return torch.arange(past, past + length, device=ids_BS.device)[None]
+        if self._counted is None or self._counted.shape[1] != length:
+            self._counted = torch.arange(length, device=ids_BS.device)[None]
+        return self._counted
 
     def loss(
         self, hidden_BsH: torch.Tensor, labels_BS: torch.Tensor, scale: float | torch.Tensor

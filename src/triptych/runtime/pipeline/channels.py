@@ -45,6 +45,7 @@ class Channels:
         self._placement = placement(mesh.plan)
         self._forward, self._backward = mesh.forward, mesh.backward
         self._spreads = [Spread.of(mesh.plan, stage) for stage in mesh.plan.stages]
+        self._counterparts: dict[int, int] = {}
         self._routes: dict[tuple[int, int, int, int], _Route] = {}
 
     def send_forward(self, output: torch.Tensor, stage: int) -> Pending:
@@ -68,7 +69,7 @@ class Channels:
     ) -> Pending:
         ways = pair[self._placement[to] < self._placement[stage]]
         if self._spreads[stage] == self._spreads[to]:
-            return ways.start_send(tensor, ways.ranks.index(self._counterpart(to)))
+            return ways.start_send(tensor, self._counterpart(to))
         route = self._route(stage, to, tensor)
         views = [tensor[place] for place in route.places]
         sends = [(pack(views, parts), ways.ranks.index(p)) for p, parts in route.sends.items()]
@@ -79,7 +80,7 @@ class Channels:
     ) -> Pending:
         ways = pair[self._placement[at] < self._placement[stage]]
         if self._spreads[stage] == self._spreads[at]:
-            return ways.start_receive(out, ways.ranks.index(self._counterpart(stage)))
+            return ways.start_receive(out, self._counterpart(stage))
         route = self._route(at, stage, out)
         flat_TH = _with_whole_shares(out, self._shares(at))
         whole = flat_TH[: out.shape[0] * out.shape[1]].view(out.shape)
@@ -96,9 +97,12 @@ class Channels:
         return ways.start_exchange([], receives, whole, put_in_place)
 
     def _counterpart(self, stage: int) -> int:
-        """The rank of another stage with this rank's place in its own."""
-        here = ranks_of(self._plan, self._mesh.coordinates.pp).index(self._mesh.rank)
-        return ranks_of(self._plan, self._placement[stage])[here]
+        """Who of another stage's ranks has this rank's place, by its place in the groups."""
+        if stage not in self._counterparts:
+            here = ranks_of(self._plan, self._mesh.coordinates.pp).index(self._mesh.rank)
+            rank = ranks_of(self._plan, self._placement[stage])[here]
+            self._counterparts[stage] = self._forward[0].ranks.index(rank)
+        return self._counterparts[stage]
 
     def _shares(self, stage: int) -> int:
         """Into how many shares tensor ranks divide what all of them hold."""

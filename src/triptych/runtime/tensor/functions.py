@@ -7,6 +7,8 @@
     reduce-scatter all-gather       exit, with it
     all-reduce     all-reduce       sums inside a region (a norm over all heads)
 
+Traced by `torch.compile` they are the same functions over operators (`ops.py`).
+
 Source: Shoeybi et al. 2019, sec. 3 (f and g); Korthikanti et al. 2022, sec. 4.2.2 (g-bar).
 Shapes: B batch, S sequence, s = S / tp its part on a rank, H hidden.
 """
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 
 from triptych.runtime.comm import Communicator
+from triptych.runtime.tensor import ops
 
 
 class _Copy(torch.autograd.Function):
@@ -28,12 +31,14 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.comm.all_reduce(grads[0].contiguous()), None
+        return _sum(grads[0].contiguous(), ctx.comm), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, comm: Communicator) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return _sum(x, comm)
         x = x.contiguous()
         ctx.mark_dirty(x)
         return comm.all_reduce(x)
@@ -47,51 +52,55 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, comm: Communicator) -> torch.Tensor:
         ctx.comm = comm
-        return comm.all_reduce(x.clone())
+        return _sum(x.clone(), comm)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.comm.all_reduce(grads[0].clone()), None
+        return _sum(grads[0].clone(), ctx.comm), None
 
 
 class _GatherSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BsH: torch.Tensor, comm: Communicator) -> torch.Tensor:
         ctx.comm = comm
-        return gather_sequence(x_BsH, comm)
+        return _gather(x_BsH, comm)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return scatter_sequence(grads[0], ctx.comm), None
+        return _scatter(grads[0], ctx.comm), None
 
 
 class _ScatterSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSH: torch.Tensor, comm: Communicator) -> torch.Tensor:
         ctx.comm = comm
-        return scatter_sequence(x_BSH, comm)
+        return _scatter(x_BSH, comm)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gather_sequence(grads[0], ctx.comm), None
+        return _gather(grads[0], ctx.comm), None
 
 
-def gather_sequence(x_BsH: torch.Tensor, comm: Communicator) -> torch.Tensor:
-    """[B, s, H] of each rank to the whole [B, S, H]. No gradient."""
-    batch, local, hidden = x_BsH.shape
-    gathered = comm.all_gather(x_BsH.contiguous())
-    if batch == 1:
-        return gathered.view(1, comm.size * local, hidden)
-    parts = gathered.view(comm.size, batch, local, hidden)
-    return parts.transpose(0, 1).reshape(batch, comm.size * local, hidden)
+def _sum(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
+    """The sum over the ranks, in place where that can be."""
+    if torch.compiler.is_compiling():
+        made: torch.Tensor = ops.all_reduce(x, comm.number)
+        return made
+    return comm.all_reduce(x)
 
 
-def scatter_sequence(x_BSH: torch.Tensor, comm: Communicator) -> torch.Tensor:
-    """Sums [B, S, H] over the ranks and keeps this rank's [B, s, H]. No gradient."""
-    batch, length, hidden = x_BSH.shape
-    local = length // comm.size
-    parts = x_BSH.view(batch, comm.size, local, hidden).transpose(0, 1).contiguous()
-    return comm.reduce_scatter(parts.view(comm.size * batch, local, hidden))
+def _gather(x_BsH: torch.Tensor, comm: Communicator) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        made: torch.Tensor = ops.gather_sequence(x_BsH, comm.number)
+        return made
+    return ops.gather(x_BsH, comm)
+
+
+def _scatter(x_BSH: torch.Tensor, comm: Communicator) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        made: torch.Tensor = ops.scatter_sequence(x_BSH, comm.number)
+        return made
+    return ops.scatter(x_BSH, comm)
 
 
 def enter_region(x: torch.Tensor, comm: Communicator, sequence_parallel: bool) -> torch.Tensor:

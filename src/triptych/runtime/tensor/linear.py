@@ -6,16 +6,23 @@ then keeps its two factors in a `Deferral` (Qi et al. 2024, sec. 2.1).
 
 The parameter is reached through the module, never through saved tensors: under recomputation those
 are aliases, and what is added to an alias is lost.
+
+A node of autograd that is written in Python costs the host more than a small product. Linears that
+the library calls one after the other with the same input share one (`Fan`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
+
+SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of linears of one module that the library calls in this order with the same input."""
 
 
 class Sink(Protocol):
@@ -79,6 +86,8 @@ class Linear(nn.Module):
         self.bias: torch.Tensor | None = linear.bias
         self.deferral = deferral
         self.sink: Sink | None = None
+        self.fan: Fan | None = None
+        self.tap: Tap | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] to [..., N]."""
@@ -86,32 +95,126 @@ class Linear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
+class Tap(NamedTuple):
+    """What a linear of a compiled block is given.
+
+    A compiled function has no side effects: what the weight's gradient is made of must be among its
+    results. `grad` [..., N] is an input that nothing reads; its gradient is that of the linear's
+    output. What the linear was called with goes to `SEEN`, with its `place` in the block. The
+    `weight` is the parameter's memory, of which no gradient is asked.
+    """
+
+    place: int
+    weight: torch.Tensor
+    grad: torch.Tensor
+
+
+SEEN: list[tuple[int, torch.Tensor]] = []
+"""Inputs of the linears of the block that is being traced; empty when it has been."""
+
+
+class Fan:
+    """Linears of one input: the call of the first makes all outputs, the others' calls take theirs.
+
+    A linear that is called with another input, or out of order, goes its own way.
+    """
+
+    def __init__(self, linears: Sequence[Linear]) -> None:
+        self._linears = linears
+        self._input: torch.Tensor | None = None
+        self._outputs: dict[Linear, torch.Tensor] = {}
+
+    def output(self, x: torch.Tensor, linear: Linear) -> torch.Tensor | None:
+        """x W^T of one of the linears, if it can be had here."""
+        if linear is self._linears[0] and all(one.sink is not None for one in self._linears):
+            outputs = _Products.apply(x, _anchor(x, linear), self._linears)  # type: ignore[no-untyped-call]
+            self._outputs = dict(zip(self._linears, outputs, strict=True))
+            self._input = x
+        elif x is not self._input:
+            return None
+        y = self._outputs.pop(linear, None)
+        if not self._outputs:
+            self._input = None
+        return y
+
+
 def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """x W^T of a linear, without its bias; [..., K] to [..., N]."""
+    if torch.compiler.is_compiling():
+        return _tapped_product(x, linear)
     if linear.sink is None or not torch.is_grad_enabled():
         return _apply(x, linear.weight, linear.transposed)
-    y: torch.Tensor = _Product.apply(x, linear.weight, linear)  # type: ignore[no-untyped-call]
+    if linear.fan is not None and (y := linear.fan.output(x, linear)) is not None:
+        return y
+    made: tuple[torch.Tensor] = _Products.apply(x, _anchor(x, linear), (linear,))  # type: ignore[no-untyped-call]
+    return made[0]
+
+
+def _tapped_product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    if linear.tap is None:  # it is frozen
+        return _apply(x, linear.weight, linear.transposed)
+    place, weight, grad = linear.tap
+    SEEN.append((place, x))
+    y: torch.Tensor = _Tapped.apply(x, weight, grad, linear.transposed)  # type: ignore[no-untyped-call]
     return y
 
 
-class _Product(torch.autograd.Function):
+class _Tapped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, linear: Linear) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        ctx.linear = linear
-        return _apply(x, weight, linear.transposed)
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, tap: torch.Tensor, transposed: bool
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        ctx.transposed = transposed
+        return _apply(x, weight, transposed)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
-        (x,) = ctx.saved_tensors
-        linear: Linear = ctx.linear
+    def backward(
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, None, torch.Tensor, None]:
+        (weight,) = ctx.saved_tensors
         grad = grads[0]
-        weight_NK = linear.weight.T if linear.transposed else linear.weight
-        grad_x = grad @ weight_NK if ctx.needs_input_grad[0] else None
-        assert linear.sink is not None
-        factors = grad.flatten(0, -2), x.flatten(0, -2)
-        linear.deferral.take(linear.sink, *(factors[::-1] if linear.transposed else factors))
-        return grad_x, None, None
+        return grad @ (weight.T if ctx.transposed else weight), None, grad, None
+
+
+def _anchor(x: torch.Tensor, linear: Linear) -> torch.Tensor | None:
+    """What makes autograd call the backward where the input asks for no gradient."""
+    return None if x.requires_grad else linear.weight
+
+
+class _Products(torch.autograd.Function):
+    """The products of one input with the weights of some linears."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, anchor: torch.Tensor | None, linears: Sequence[Linear]
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.save_for_backward(x)
+        ctx.set_materialize_grads(False)
+        ctx.linears = linears
+        return tuple([_apply(x, linear.weight, linear.transposed) for linear in linears])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
+        (x,) = ctx.saved_tensors
+        input_TK = x.flatten(0, -2)
+        grad_TK: torch.Tensor | None = None
+        for linear, grad in zip(ctx.linears, grads, strict=True):
+            if grad is None:
+                continue
+            grad_TN = grad.flatten(0, -2)
+            if ctx.needs_input_grad[0]:
+                weight_NK = linear.weight.T if linear.transposed else linear.weight
+                grad_TK = _add_product(grad_TK, grad_TN, weight_NK)
+            factors = (input_TK, grad_TN) if linear.transposed else (grad_TN, input_TK)
+            linear.deferral.take(linear.sink, *factors)
+        return None if grad_TK is None else grad_TK.view(x.shape), None, None
+
+
+def _add_product(
+    total: torch.Tensor | None, grad_TN: torch.Tensor, weight_NK: torch.Tensor
+) -> torch.Tensor:
+    return grad_TN @ weight_NK if total is None else total.addmm_(grad_TN, weight_NK)
 
 
 def _apply(x: torch.Tensor, weight: torch.Tensor, transposed: bool) -> torch.Tensor:
@@ -124,3 +227,14 @@ def replace_linears(layer: nn.Module, deferral: Deferral, recurse: bool = True) 
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear or type(child) is Conv1D:
                 module.add_module(name, Linear(child, deferral))
+        for names in SHARED_INPUTS:
+            named = [getattr(module, name, None) for name in names]
+            linears = [linear for linear in named if isinstance(linear, Linear)]
+            if len(linears) == len(names):
+                _join(linears)
+
+
+def _join(linears: Sequence[Linear]) -> None:
+    fan = Fan(linears)
+    for linear in linears:
+        linear.fan = fan
