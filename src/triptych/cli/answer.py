@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from triptych.errors import RunError
+
 SCHEMA_VERSION = 1
 
 
@@ -26,14 +28,24 @@ class Answer:
     exit_code: int = 0
 
     def print(self, stdout: TextIO, as_json: bool) -> None:
-        """Writes the answer and nothing else."""
+        """Writes the answer and nothing else. Raises RunError if it cannot be written.
+
+        A reader that leaves early, as `head` does, is no error.
+        """
+        stream, text = stdout, ""
         if as_json and self.document is not None:
             document = {"schema_version": SCHEMA_VERSION, **self.document}
-            stdout.write(json.dumps(document, indent=2) + "\n")
+            text = json.dumps(document, indent=2) + "\n"
         elif self.text:
             stream = sys.stderr if self.exit_code else stdout
-            stream.write(self.text.rstrip("\n") + "\n")
-        stdout.flush()
+            text = self.text.rstrip("\n") + "\n"
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the rest goes nowhere
+            if not isinstance(error, BrokenPipeError):
+                raise RunError(f"cannot write the answer: {error.strerror}") from error
 
 
 def say(text: str) -> None:

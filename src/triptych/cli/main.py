@@ -6,10 +6,13 @@ first line of each comes at once.
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from triptych import __version__
 from triptych.cli.answer import Answer, say, stdout_for
@@ -42,7 +45,18 @@ OPTIONAL = {"torch", "transformers", "safetensors", "tokenizers"}
 
 def main() -> None:
     """Runs the command line of this process and exits."""
-    sys.exit(run(sys.argv[1:]))
+    _leave(run(sys.argv[1:]))
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process without taking torch apart, which takes seconds on a busy machine."""
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run(args: Sequence[str]) -> int:
@@ -51,12 +65,12 @@ def run(args: Sequence[str]) -> int:
     with stdout_for(as_json) as stdout:
         try:
             answer = _dispatch(list(args))
+            answer.print(stdout, as_json)
         except TriptychError as error:
             return _failed(error, stdout, as_json)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return INTERRUPTED
-        answer.print(stdout, as_json)
         return answer.exit_code
 
 
