@@ -7,13 +7,13 @@ there; a message between ranks takes `hop_s`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from triptych.cost.pipeline import Pair
 from triptych.schedule.action import Kind
 from triptych.schedule.program import Program
 
-_Key = tuple[bool, int, int]
-"""An input: (is a forward's, the stage that needs it, micro-batch)."""
+_NOT_YET = -1.0
 
 
 def rank_ends_s(
@@ -27,40 +27,52 @@ def rank_ends_s(
     `halves` are the seconds of I and of W of each stage (absent: half of its backward each).
     """
     halves = halves or [(backward_s / 2.0, backward_s / 2.0) for _, backward_s in stages]
+    count, placement, num_stages = program.num_microbatches, program.placement, program.num_stages
+    hops_s = [0.0 if a == b else hop_s for a, b in pairwise(placement)]
+    forth_s, back_s = [*hops_s, 0.0], [0.0, *hops_s]
+    ready_s = _inputs(num_stages, count)
+    first_back = (num_stages + 2) * count
     ends_s = [0.0] * program.num_ranks
     position = [0] * program.num_ranks
-    ready_s: dict[_Key, float] = {}
-    waiting: dict[_Key, int] = {}
+    waiting: dict[int, int] = {}
     runnable = list(range(program.num_ranks))
-    last = program.num_stages - 1
+    forward, backward, weight = Kind.F, Kind.B, Kind.W
     while runnable:
         rank = runnable.pop()
         row, now_s = program.actions[rank], ends_s[rank]
         for index in range(position[rank], len(row)):
             action = row[index]
-            stage, kind, microbatch = action.stage, action.kind, action.microbatch
-            forward_s, backward_s = stages[stage]
-            is_forward = kind is Kind.F
-            if kind is not Kind.W and stage != (0 if is_forward else last):
-                needed = (is_forward, stage, microbatch)
-                at_s = ready_s.get(needed)
-                if at_s is None:
-                    waiting[needed] = rank
-                    position[rank] = index
-                    break
-                now_s = max(now_s, at_s)
-            if is_forward:
-                now_s += forward_s
-            elif kind is Kind.B:
-                now_s += backward_s
+            stage, kind = action.stage, action.kind
+            if kind is weight:
+                now_s += halves[stage][1]
+                continue
+            needed = stage * count + action.microbatch
+            if kind is not forward:
+                needed += first_back
+            at_s = ready_s[needed]
+            if at_s == _NOT_YET:
+                waiting[needed] = rank
+                position[rank] = index
+                break
+            if at_s > now_s:
+                now_s = at_s
+            if kind is forward:
+                now_s += stages[stage][0]
+                produced, sent_s = needed + count, forth_s[stage]
             else:
-                now_s += halves[stage][kind is Kind.W]
-            target = stage + 1 if is_forward else stage - 1
-            if kind is not Kind.W and 0 <= target <= last:
-                produced = (is_forward, target, microbatch)
-                travels = program.placement[target] != rank
-                ready_s[produced] = now_s + hop_s if travels else now_s
-                if produced in waiting:
-                    runnable.append(waiting.pop(produced))
+                now_s += stages[stage][1] if kind is backward else halves[stage][0]
+                produced, sent_s = needed - count, back_s[stage]
+            ready_s[produced] = now_s + sent_s
+            if produced in waiting:
+                runnable.append(waiting.pop(produced))
         ends_s[rank] = now_s
     return ends_s
+
+
+def _inputs(num_stages: int, num_microbatches: int) -> list[float]:
+    """When the inputs of actions are there, a row of micro-batches for each: of the forward of
+    each stage, and of none; of none, and of the backward of each stage. The first stage's forwards
+    and the last one's backwards wait for nothing.
+    """
+    there, later = [0.0] * num_microbatches, [_NOT_YET] * num_microbatches
+    return there + later * (2 * num_stages) + there

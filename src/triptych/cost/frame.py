@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from triptych.cost.memory import Memory, overhead_bytes, rank_memory, state_bytes, work_bytes
 from triptych.cost.pipeline import Moment, Pair, least_peaks
-from triptych.cost.pricer import Counts, Pricer, StageCost
+from triptych.cost.pricer import Counts, Pricer, StageCost, with_one_table
 from triptych.cost.setting import Setting
 from triptych.cost.shard import copies_of
 from triptych.cost.sharded import sharded_pass
@@ -65,7 +65,7 @@ class Frame:
     ) -> Frame:
         """Prices the stages."""
         last, first = len(stages) - 1, settings[0]
-        if all(setting is first for setting in settings):
+        if settings.count(first) == len(settings):
             costs = pricer.costs(stages, first)
         else:
             costs = tuple(
@@ -73,7 +73,7 @@ class Frame:
                 for i, (s, setting) in enumerate(zip(stages, settings, strict=True))
             )
         if last and (is_v_shaped or chunks == len(stages)):
-            costs = _with_one_table(costs)
+            costs = with_one_table(costs)
         return cls(
             pricer=pricer,
             stages=stages,
@@ -338,8 +338,8 @@ class Frame:
             key=lambda memory: memory.total_bytes,
         )
 
-    def state(self, storage: Storage) -> list[float]:
-        """Bytes of the model's state on each rank of `distinct`: the part that ZeRO changes."""
+    def state(self, storage: Storage, ranks: Sequence[int] | None = None) -> list[float]:
+        """Bytes of the model's state on some ranks (`distinct`): the part that ZeRO changes."""
         return [
             sum(
                 state_bytes(
@@ -348,22 +348,24 @@ class Frame:
                     self.footprint,
                 )
             )
-            for rank in self.distinct
+            for rank in (self.distinct if ranks is None else ranks)
         ]
 
     def work(self, schedule: str) -> list[float]:
         """Bytes of activations on each rank of `distinct`: the part that the schedule changes."""
-        return self._work(schedule, self.peaks(schedule))
+        return self._work(schedule, self.peaks(schedule), self.distinct)
 
-    def least_work(self, schedule: str) -> list[float]:
-        """What `work` is at least, without the schedule's program."""
-        shape = (self.num_ranks, self.num_microbatches, self.chunks)
-        return self._work(schedule, least_peaks(schedule, *shape))
+    def least_work(self, schedule: str, ranks: Sequence[int] | None = None) -> list[float]:
+        """What `work` is at least on some ranks (`distinct`), without the schedule's program."""
+        peaks = least_peaks(schedule, self.num_ranks, self.num_microbatches, self.chunks)
+        return self._work(schedule, peaks, self.distinct if ranks is None else ranks)
 
-    def _work(self, schedule: str, peaks: Sequence[Sequence[Moment]]) -> list[float]:
+    def _work(
+        self, schedule: str, peaks: Sequence[Sequence[Moment]], ranks: Sequence[int]
+    ) -> list[float]:
         assert len(peaks) == self.num_ranks, f"{schedule} has moments of every rank"
         work = []
-        for rank in self.distinct:
+        for rank in ranks:
             kept = work_bytes([self.costs[s] for s in self.stages_of(rank)], peaks[rank])
             work.append(sum(kept) + self.exchange_bytes(rank, schedule))
         return work
@@ -386,13 +388,3 @@ def _placed(num_ranks: int, chunks: int, is_v_shaped: bool) -> tuple[int, ...]:
     """The pipeline rank of each stage: loops, or a V."""
     loop = tuple(range(num_ranks))
     return loop + loop[::-1] if is_v_shaped else loop * chunks
-
-
-def _with_one_table(costs: tuple[StageCost, ...]) -> tuple[StageCost, ...]:
-    """Both ends of the model on one rank: a tied table is the first stage's, and no exchange."""
-    first, last = costs[0].holdings, costs[-1].holdings
-    return (
-        costs[0]._replace(holdings=first._replace(tied=0)),
-        *costs[1:-1],
-        costs[-1]._replace(holdings=last._replace(dense=last.dense - last.tied, tied=0)),
-    )

@@ -87,9 +87,9 @@ def state_bytes(
 
 def work_bytes(stages: Sequence[StageCost], moments: Sequence[Moment]) -> tuple[float, float]:
     """Activations, and logits with the head's gradient: what a schedule keeps alive at most."""
-    working = max(stage.working_bytes for stage in stages)
-    logits = max(stage.logits_bytes for stage in stages)
-    activations, gradients = max((_alive_bytes(stages, moment) for moment in moments), key=sum)
+    working = max([stage.working_bytes for stage in stages])
+    logits = max([stage.logits_bytes for stage in stages])
+    activations, gradients = max([_alive_bytes(stages, moment) for moment in moments], key=sum)
     return working + activations, logits + gradients
 
 
@@ -106,6 +106,12 @@ def overhead_bytes(tensor_bytes: float, footprint: Footprint, is_cpu: bool) -> t
     if is_cpu:
         return 0.0, CPU_OVERHEAD_BYTES
     return footprint.fragmentation * tensor_bytes, footprint.context_bytes
+
+
+def room_bytes(limit_bytes: float, footprint: Footprint, is_cpu: bool) -> float:
+    """Bytes of tensors with which a peak is `limit_bytes`."""
+    share, fixed = overhead_bytes(1.0, footprint, is_cpu)
+    return (limit_bytes - fixed) / (1.0 + share)
 
 
 def _gathered_bytes(stages: Sequence[StageCost], storage: Storage, held: float) -> float:

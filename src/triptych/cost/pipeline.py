@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from triptych.schedule.action import Kind
@@ -147,6 +148,7 @@ def known_peaks(
     return None
 
 
+@lru_cache(maxsize=4096)
 def least_peaks(
     schedule: str, num_ranks: int, num_microbatches: int, chunks: int
 ) -> tuple[tuple[Moment, ...], ...]:

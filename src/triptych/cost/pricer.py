@@ -57,6 +57,15 @@ class StageCost(NamedTuple):
     holdings: Holdings
 
 
+class Tenants(NamedTuple):
+    """The layers and ends of a stage, without what they cost."""
+
+    num_units: int
+    largest_unit: int
+    largest_weight: int
+    holdings: Holdings
+
+
 Counts = tuple[int, ...]
 """Layers of a stage by kind of block, in the order of `Pricer.kinds`; if only some are recomputed
 (`Setting.recompute_every`) those first, then the others."""
@@ -83,12 +92,14 @@ class Pricer:
         self.kinds = tuple(dict.fromkeys(model.blocks))
         index = {block: i for i, block in enumerate(self.kinds)}
         self.kind_of_layer = [index[block] for block in model.blocks]
+        self.ends_s: dict[tuple[object, ...], list[float]] = {}  # of programs that were simulated
         self._programs: dict[tuple[str, int, int, int], Program] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[Moment, ...], ...]] = {}
         self._rates: dict[str, Rates] = {}
         self._groups: dict[tuple[int, int], Group] = {}
         self._local: dict[tuple[int, int, int], tuple[LocalOperator, ...]] = {}
         self._units: dict[tuple[int, int, int], Holdings] = {}
+        self._tenants: dict[tuple[object, ...], Tenants] = {}
         self._layers: dict[tuple[int, Setting], PieceCost] = {}
         self._stages: dict[tuple[Counts, bool, bool, Setting], StageCost] = {}
         self._sites: dict[Setting, Site] = {}
@@ -238,52 +249,58 @@ class Pricer:
         layers = list(self.layers(counts, setting))
         layers += [Layers(EMBEDDING, setting, 1)] if is_first else []
         layers += [Layers(HEAD, setting, 1)] if is_last else []
-        pieces = [(kind, count) for kind, _, count in layers]
         costs = [(self.piece(kind, own), count) for kind, own, count in layers]
-        held = self._holdings(pieces, setting, both_ends=is_first and is_last)
+        held = self._held([(kind, count) for kind, _, count in layers], setting)
+        accumulation_s = self._accumulation_s(held.holdings, setting)
         forward, backward = Parts(), Parts()
         for cost, count in costs:
-            forward = forward.plus(cost.forward.times(count))
-            backward = backward.plus(cost.backward.times(count))
-        accumulation_s = self._accumulation_s(held, setting)
+            forward = forward.plus(cost.forward, count)
+            backward = backward.plus(cost.backward, count)
         backward = backward.plus(Parts(compute_s=accumulation_s))
         return StageCost(
             forward=forward,
             backward=backward,
             forward_s=forward.total_s,
             backward_s=backward.total_s,
-            saved_bytes=sum(cost.saved_bytes * count for cost, count in costs),
-            working_bytes=max(cost.working_bytes for cost, _ in costs),
-            logits_bytes=max(cost.logits_bytes for cost, _ in costs),
-            head_gradient_bytes=max(cost.head_gradient_bytes for cost, _ in costs),
-            input_s=sum(cost.split_input_s * count for cost, count in costs),
-            weight_s=accumulation_s + sum(cost.weight_s * count for cost, count in costs),
-            deferred_bytes=sum(cost.deferred_bytes * count for cost, count in costs),
-            recomputed_flops=sum(cost.recomputed_flops * count for cost, count in costs),
-            num_units=sum(count for _, count in pieces),
-            largest_unit=max(self.unit(kind, setting).total for kind, _ in pieces),
-            largest_weight=max(
+            saved_bytes=sum([cost.saved_bytes * count for cost, count in costs]),
+            working_bytes=max([cost.working_bytes for cost, _ in costs]),
+            logits_bytes=max([cost.logits_bytes for cost, _ in costs]),
+            head_gradient_bytes=max([cost.head_gradient_bytes for cost, _ in costs]),
+            input_s=sum([cost.split_input_s * count for cost, count in costs]),
+            weight_s=accumulation_s + sum([cost.weight_s * count for cost, count in costs]),
+            deferred_bytes=sum([cost.deferred_bytes * count for cost, count in costs]),
+            recomputed_flops=sum([cost.recomputed_flops * count for cost, count in costs]),
+            **held._asdict(),
+        )
+
+    def _held(self, pieces: list[tuple[int, int]], setting: Setting) -> Tenants:
+        """What a stage of these pieces holds: of a setting, only ranks matter."""
+        key = (*pieces, setting.tensor, setting.expert)
+        if key not in self._tenants:
+            weights = [
                 op.weight_elements
                 for kind, _ in pieces
                 if kind != HEAD  # the head's gradient is counted on its own
                 for op in self.local(kind, setting)
+            ]
+            self._tenants[key] = Tenants(
+                num_units=sum(count for _, count in pieces),
+                largest_unit=max(self.unit(kind, setting).total for kind, _ in pieces),
+                largest_weight=max(weights, default=0),
+                holdings=self._holdings(pieces, setting),
             )
-            if any(kind != HEAD for kind, _ in pieces)
-            else 0,
-            holdings=held,
-        )
+        return self._tenants[key]
 
-    def _holdings(
-        self, pieces: list[tuple[int, int]], setting: Setting, both_ends: bool
-    ) -> Holdings:
+    def _holdings(self, pieces: list[tuple[int, int]], setting: Setting) -> Holdings:
         """Parameters of a stage. A tied table is held once by a stage with both ends."""
         held = Holdings()
         for kind, count in pieces:
             held = held.plus(self.unit(kind, setting), count)
-        if not self.model.tied or not {EMBEDDING, HEAD} & {kind for kind, _ in pieces}:
+        ends = {EMBEDDING, HEAD} & {kind for kind, _ in pieces}
+        if not self.model.tied or not ends:
             return held
         table = self.local(HEAD, setting)[1].weight_elements
-        if both_ends:
+        if len(ends) == 2:
             return held._replace(dense=held.dense - table)
         return held._replace(tied=table)
 
@@ -295,3 +312,13 @@ class Pricer:
 
 
 EMBEDDING, HEAD = -1, -2
+
+
+def with_one_table(costs: tuple[StageCost, ...]) -> tuple[StageCost, ...]:
+    """Both ends of the model on one rank: a tied table is the first stage's, and no exchange."""
+    first, last = costs[0].holdings, costs[-1].holdings
+    return (
+        costs[0]._replace(holdings=first._replace(tied=0)),
+        *costs[1:-1],
+        costs[-1]._replace(holdings=last._replace(dense=last.dense - last.tied, tied=0)),
+    )

@@ -68,14 +68,14 @@ class Parts(NamedTuple):
         """All of it."""
         return self.compute_s + self.tensor_s + self.context_s + self.expert_s + self.data_s
 
-    def plus(self, other: Parts) -> Parts:
-        """Term by term."""
+    def plus(self, other: Parts, times: float = 1) -> Parts:
+        """The sum with `times` another, term by term."""
         return Parts(
-            self.compute_s + other.compute_s,
-            self.tensor_s + other.tensor_s,
-            self.context_s + other.context_s,
-            self.expert_s + other.expert_s,
-            self.data_s + other.data_s,
+            self.compute_s + times * other.compute_s,
+            self.tensor_s + times * other.tensor_s,
+            self.context_s + times * other.context_s,
+            self.expert_s + times * other.expert_s,
+            self.data_s + times * other.data_s,
         )
 
     def times(self, count: float) -> Parts:

@@ -157,8 +157,12 @@ def pipeline_ends_s(frame: Frame, priced: Priced, schedule: str, hop_s: float) -
     """
 
     def ends_s(count: int) -> list[float]:
-        program = frame.program(schedule, count)
-        return rank_ends_s(program, priced.pairs, hop_s, priced.halves)
+        known = frame.pricer.ends_s
+        key = (schedule, count, frame.placement, hop_s, *priced.pairs, *priced.halves)
+        if key not in known:
+            program = frame.program(schedule, count)
+            known[key] = rank_ends_s(program, priced.pairs, hop_s, priced.halves)
+        return known[key]
 
     count, period = frame.num_microbatches, len(priced.pairs)
     if is_simulated_whole(frame, schedule):

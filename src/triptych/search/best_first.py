@@ -147,9 +147,10 @@ class BestFirst:
     def _open(self, node: Node) -> None:
         if isinstance(node, Branch):
             for shape in shapes(self.space, self.pricer, node):
-                self._push(self.objective.bound(shape.rough_bound), False, (), shape)
-        elif isinstance(node, Shape) and self._is_early(node):
-            self._push(self.objective.bound(node.bound), False, (), node)
+                fitting = shape.within(self._limit_bytes)
+                self.ledger.bounds[NO_MEMORY_PRICED] += shape.num_plans - fitting.num_plans
+                if fitting.num_plans:
+                    self._push(self.objective.bound(fitting.bound), False, (), fitting)
         elif isinstance(node, Shape):
             for option in self._fitting(node):
                 self._push(self.objective.option_bound(option), False, (), option)
@@ -158,11 +159,6 @@ class BestFirst:
         else:
             self.ledger.simulated += 1
             self._push(self.objective.value(node), True, self._order(node), node)
-
-    def _is_early(self, shape: Shape) -> bool:
-        """True if a shape came before its turn, by its rough bound."""
-        key = rounded(self.objective.bound(shape.bound))
-        return bool(self._heap) and key > self._heap[0][0]
 
     def _fitting(self, shape: Shape) -> Iterator[Option]:
         """The plans of a shape that may fit."""

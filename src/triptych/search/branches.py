@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from triptych.cost.frame import Frame
+from triptych.cost.memory import room_bytes
 from triptych.cost.pipeline import Pair, pipeline_bound_s, rank_bounds_s
 from triptych.cost.pricer import Pricer
-from triptych.cost.setting import PieceCost, Setting
+from triptych.cost.setting import Setting
 from triptych.cost.storage import Storage
 from triptych.plan.plan import Plan, Stage
 from triptych.schedule.traits import TRAITS
@@ -77,11 +78,9 @@ class Shape:
     """The plans of a branch that share their stages and where these run."""
 
     branch: Branch
-    stages: tuple[Stage, ...]
-    chunks: int
-    is_v_shaped: bool
+    frame: Frame  # the stages with their costs
     schedules: tuple[str, ...]
-    pricer: Pricer
+    shards: tuple[Shard, ...]
 
     @property
     def degrees(self) -> Degrees:
@@ -91,37 +90,7 @@ class Shape:
     @property
     def num_plans(self) -> int:
         """Plans in it."""
-        return len(self.schedules) * len(self.branch.shards)
-
-    @cached_property
-    def frame(self) -> Frame:
-        """The stages with their costs."""
-        settings = (self.branch.setting,) * len(self.stages)
-        shape = (self.chunks, self.is_v_shaped, self.branch.num_microbatches)
-        return Frame.build(self.pricer, self.stages, settings, *shape)
-
-    @cached_property
-    def rough_bound(self) -> Bound:
-        """What the last pipeline rank takes at least, by counts of layers alone."""
-        branch, ranks = self.branch, self.degrees.pp
-        layers_s = [
-            piece.forward.total_s + min(piece.backward.total_s, piece.split_input_s)
-            for piece in self._pieces()
-        ]
-        mine = self.stages[ranks - 1 :: ranks]
-        if self.is_v_shaped:
-            mine = self.stages[ranks - 1 : ranks + 1]
-        work = branch.num_microbatches * sum(stage.num_layers for stage in mine)
-        time_s = (self.stages[ranks - 1].start + work) * min(layers_s)
-        return Bound(max(branch.bound.time_s, SLACK * time_s), branch.bound.memory_bytes)
-
-    def _pieces(self) -> Iterator[PieceCost]:
-        """The layers of the model under the branch's setting."""
-        setting = self.branch.setting
-        for kind in range(len(self.pricer.kinds)):
-            yield self.pricer.piece(kind, setting)
-            if setting.recompute_every > 1:
-                yield self.pricer.piece(kind, setting.kept)
+        return len(self.schedules) * len(self.shards)
 
     @cached_property
     def bound(self) -> Bound:
@@ -139,12 +108,39 @@ class Shape:
 
     def divided(self) -> Iterator[Divided]:
         """Its frame under every way to divide state."""
-        states = self.branch.family.states
-        for shard in self.branch.shards:
-            key = (shard.storage, id(self.stages), self.is_v_shaped, self.frame.distinct)
+        frame, states = self.frame, self.branch.family.states
+        for shard in self.shards:
+            key = (*self._key(shard.storage), frame.distinct)
             if key not in states:
-                states[key] = self.frame.state(shard.storage)
-            yield Divided(frame=self.frame, shard=shard, state=states[key])
+                states[key] = frame.state(shard.storage)
+            yield Divided(frame=frame, shard=shard, state=states[key])
+
+    def within(self, limit_bytes: float) -> Shape:
+        """Without the schedules and ways to divide state with which the first rank cannot fit."""
+        room = _room_bytes(self.frame, limit_bytes)
+        states = [self._first_state(shard.storage) for shard in self.shards]
+        works = [self.frame.least_work(name, (0,))[0] for name in self.schedules]
+        beside, least = room - min(states), room - min(works)
+        return Shape(
+            branch=self.branch,
+            frame=self.frame,
+            schedules=tuple(
+                name for name, work in zip(self.schedules, works, strict=True) if work <= beside
+            ),
+            shards=tuple(
+                shard for shard, state in zip(self.shards, states, strict=True) if state <= least
+            ),
+        )
+
+    def _first_state(self, storage: Storage) -> float:
+        """Bytes of state on the first pipeline rank."""
+        states, key = self.branch.family.states, self._key(storage)
+        if key not in states:
+            states[key] = self.frame.state(storage, (0,))
+        return states[key][0]
+
+    def _key(self, storage: Storage) -> tuple[object, ...]:
+        return storage, id(self.frame.stages), self.frame.is_v_shaped
 
     def option(self, divided: Divided, schedule: str) -> Option:
         """One of its plans."""
@@ -174,14 +170,10 @@ def shapes(space: Space, pricer: Pricer, branch: Branch) -> Iterator[Shape]:
         for is_v_shaped in (False, True):
             schedules = tuple(n for n in names if TRAITS[n].is_v_shaped == is_v_shaped)
             for stages in splits if schedules else ():
-                yield Shape(
-                    branch=branch,
-                    stages=stages,
-                    chunks=chunks,
-                    is_v_shaped=is_v_shaped,
-                    schedules=schedules,
-                    pricer=pricer,
-                )
+                settings = (branch.setting,) * len(stages)
+                built = (chunks, is_v_shaped, branch.num_microbatches)
+                frame = Frame.build(pricer, stages, settings, *built)
+                yield Shape(branch=branch, frame=frame, schedules=schedules, shards=branch.shards)
 
 
 def _family(space: Space, pricer: Pricer, degrees: Degrees, setting: Setting) -> Family:
@@ -228,12 +220,12 @@ def _branch(
 
 def within(branch: Branch, limit_bytes: float) -> Branch:
     """A branch without the ways to divide state that cannot fit."""
-    if branch.bound.memory_bytes > limit_bytes:
-        return replace(branch, shards=())
-    whole, work_bytes = branch.whole, least_work(branch.whole, branch.degrees.pp)
-    fits = [
-        shard
-        for shard in branch.shards
-        if least_peak(whole, shard.least_bytes, work_bytes) <= limit_bytes
-    ]
-    return replace(branch, shards=tuple(fits))
+    whole = branch.whole
+    room = _room_bytes(whole, limit_bytes) - least_work(whole, branch.degrees.pp)
+    fits = tuple(shard for shard in branch.shards if shard.least_bytes <= room)
+    return replace(branch, shards=fits)
+
+
+def _room_bytes(frame: Frame, limit_bytes: float) -> float:
+    """Room for tensors, a little too large: see `SLACK`."""
+    return room_bytes(limit_bytes / SLACK, frame.footprint, frame.is_cpu)

@@ -70,6 +70,9 @@ class Space:
     runnable_only: bool = False
     across_nodes: bool = False  # tensor parallelism may leave the node
     rejected: Counter[str] = field(default_factory=Counter, init=False)
+    _scheduled: dict[tuple[int, int, int], tuple[str, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @cached_property
     def usable_tensor(self) -> frozenset[int]:
@@ -274,16 +277,21 @@ class Space:
 
     def schedules(self, degrees: Degrees, microbatch: int, chunks: int) -> tuple[str, ...]:
         """Schedules that have a program; with one stage there is nothing to choose."""
-        count = self.workload.global_batch // (degrees.dp * microbatch)
+        key = (degrees.pp, self.workload.global_batch // (degrees.dp * microbatch), chunks)
+        if key not in self._scheduled:
+            self._scheduled[key] = self._schedules(*key)
+        return self._scheduled[key]
+
+    def _schedules(self, ranks: int, count: int, chunks: int) -> tuple[str, ...]:
         tried: Sequence[str] = [name for name, t in TRAITS.items() if t.allows_chunks(chunks)]
-        if degrees.pp == 1 and chunks == 1:
+        if ranks == 1 and chunks == 1:
             tried = (self.base.schedule,)
-        elif degrees.pp * count > AUTOMATIC_SIZE:
+        elif ranks * count > AUTOMATIC_SIZE:
             tried = [name for name in tried if name != "zb-auto"]
         return tuple(
             name
             for name in self._allowed("schedule", tried)
-            if TRAITS[name].allows(degrees.pp, count, chunks)
+            if TRAITS[name].allows(ranks, count, chunks)
         )
 
     def _allowed(self, name: str, tried: Sequence[T]) -> tuple[T, ...]:

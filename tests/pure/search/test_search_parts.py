@@ -92,7 +92,7 @@ def test_no_plan_undercuts_the_bounds_of_the_sets_that_it_is_in(
     nodes = list(every_node(*case))
     for branch, shape, option in random.Random(1).sample(nodes, min(len(nodes), 400)):
         step_s, peak_bytes = option.step_s, option.peak_bytes
-        for bound_s in (branch.bound.time_s, shape.rough_bound.time_s, shape.bound.time_s):
+        for bound_s in (branch.bound.time_s, shape.bound.time_s):
             assert bound_s <= step_s
         assert SLACK * option.bound_s <= step_s
         assert branch.bound.memory_bytes <= peak_bytes
@@ -126,7 +126,7 @@ def test_an_option_becomes_the_plan_that_was_priced() -> None:
     *_, (_, shape, option) = every_node(*case)
     plan = option.plan
     assert not verify(plan, *case)
-    assert (plan.stages, plan.chunks) == (shape.stages, shape.chunks)
+    assert (plan.stages, plan.chunks) == (shape.frame.stages, shape.frame.chunks)
     prediction = predict(*case, plan)
     assert rounded(prediction.step_time_s) == option.step_s
     assert prediction.peak_memory_gib * GIB == pytest.approx(option.peak_bytes, rel=1e-12)
