@@ -13,7 +13,6 @@ from triptych.cluster.cluster import Cluster
 from triptych.cost.predict import predict
 from triptych.errors import InputError, Problem
 from triptych.export.imported import Asked, Imported
-from triptych.export.read import read_foreign
 from triptych.export.target import Export, Subject
 from triptych.export.targets import TARGETS, export, require_target
 from triptych.model.model import Model
@@ -103,6 +102,8 @@ def read_present(
     """The plan in the file of `--from`, if it is given. `sizes` are --seq and --batch."""
     if path is None:
         return None
+    from triptych.export.read import read_foreign  # loads only if it is asked for
+
     pins = read_words(",".join(f"{key}={value}" for key, value in fixed.items()))
     sequence, batch = sizes
     return read_foreign(

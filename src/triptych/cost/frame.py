@@ -308,16 +308,14 @@ class Frame:
         """Hidden states on their way: one to send, one to receive, one gathered sequence, and what
         the program keeps more for the micro-batches in flight.
         """
-        setting, cost = self.settings[rank], self.costs[rank]
-        site = self.pricer.site(setting)
-        waiting = 2 * site.message_bytes(setting) if self.num_ranks > 1 else 0.0
-        if self.num_ranks > 1 and (self.footprint.stage_outputs or self.footprint.more_in_flight):
+        setting, cost, kept = self.settings[rank], self.costs[rank], self.footprint
+        site, is_alone = self.pricer.site(setting), self.num_ranks == 1
+        waiting = 0.0 if is_alone else 2 * site.message_bytes(setting)
+        if not is_alone and (kept.stage_outputs or kept.more_in_flight):
             in_flight = max(sum(a.in_flight for a in m) for m in self.peaks(schedule)[rank])
-            more = self.footprint.more_in_flight
+            more = kept.more_in_flight
             waiting += more * cost.saved_bytes
-            waiting += (
-                (in_flight + more) * self.footprint.stage_outputs * site.message_bytes(setting)
-            )
+            waiting += (in_flight + more) * kept.stage_outputs * site.message_bytes(setting)
         return waiting + (site.activation_bytes(setting) if setting.sequence_parallel else 0.0)
 
     def memory(self, rank: int, storage: Storage, schedule: str) -> Memory:

@@ -52,10 +52,9 @@ def least_state(whole: Frame, storage: Storage, num_ranks: int) -> float:
 def least_work(whole: Frame, num_ranks: int) -> float:
     """Bytes of activations on the fullest pipeline rank."""
     pricer, (setting,), (cost,) = whole.pricer, whole.settings, whole.costs
-    kinds = range(len(pricer.kinds))
-    working = min(
-        pricer.piece(kind, own).working_bytes for kind in kinds for own in (setting, setting.kept)
-    )
+    owns = (setting, setting.kept) if setting.recompute_every > 1 else (setting,)
+    pieces = [pricer.piece(kind, own) for kind in range(len(pricer.kinds)) for own in owns]
+    working = min([piece.working_bytes for piece in pieces])
     return working + cost.saved_bytes / num_ranks
 
 
