@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import ge
 from typing import NamedTuple
 
 from triptych.schedule.action import Kind
@@ -178,31 +179,26 @@ def program_peaks(program: Program) -> tuple[tuple[Moment, ...], ...]:
 
 
 def _peaks(program: Program, rank: int) -> list[Moment]:
-    stages = program.stages_of(rank)
-    alive = dict.fromkeys(stages, Alive(0))
-    moments: dict[Moment, None] = {}
+    place = {stage: 2 * index for index, stage in enumerate(program.stages_of(rank))}
+    alive = [0] * (2 * len(place))  # in flight and deferred of each stage
+    moments: dict[tuple[int, ...], None] = {}
     for action in program.actions[rank]:
-        here, more = alive[action.stage], _CHANGES[action.kind]
-        alive[action.stage] = Alive(here.in_flight + more.in_flight, here.deferred + more.deferred)
-        if action.kind in (Kind.F, Kind.I):
-            moments[tuple(alive.values())] = None
-    return _largest(list(moments))
+        at, kind = place[action.stage], action.kind
+        if kind is Kind.W:
+            alive[at + 1] -= 1
+            continue
+        alive[at] += 1 if kind is Kind.F else -1
+        if kind is Kind.I:
+            alive[at + 1] += 1
+        if kind is not Kind.B:
+            moments[tuple(alive)] = None
+    return [tuple(map(Alive, counts[::2], counts[1::2])) for counts in _largest(list(moments))]
 
 
-_CHANGES = {Kind.F: Alive(1), Kind.B: Alive(-1), Kind.I: Alive(-1, 1), Kind.W: Alive(0, -1)}
-
-
-def _largest(moments: list[Moment]) -> list[Moment]:
+def _largest(moments: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """The moments that no other one is at least as large as in every count."""
-    kept: list[Moment] = []
-    for moment in sorted(moments, key=lambda m: sum(map(sum, m)), reverse=True):
-        if not any(_covers(other, moment) for other in kept):
+    kept: list[tuple[int, ...]] = []
+    for moment in sorted(moments, key=sum, reverse=True):
+        if not any(all(map(ge, other, moment)) for other in kept):
             kept.append(moment)
     return kept
-
-
-def _covers(larger: Moment, smaller: Moment) -> bool:
-    return all(
-        a.in_flight >= b.in_flight and a.deferred >= b.deferred
-        for a, b in zip(larger, smaller, strict=True)
-    )
