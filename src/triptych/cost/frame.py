@@ -212,41 +212,29 @@ class Frame:
         ranks = stage.data * stage.context
         return storage._replace(shards=ranks, expert_shards=max(1, ranks // stage.expert))
 
-    def pairs(self, storage: Storage) -> list[Pair]:
-        """Forward and backward seconds of each stage, ZeRO's own traffic included."""
-        if storage.zero < 2:
-            return self._plain_pairs
-        extra = self._exposed(storage)
-        return [
-            (cost.forward_s + more[0], cost.backward_s + more[1])
-            for cost, more in zip(self.costs, extra, strict=True)
-        ]
+    def passes(self, storage: Storage) -> tuple[list[Pair], list[Pair]]:
+        """Seconds of each stage's forward and backward, and of the backward's I and W.
 
-    def halves(self, storage: Storage) -> list[Pair]:
-        """Seconds of I and of W of each stage's backward, ZeRO's own traffic in I."""
+        ZeRO's own traffic is in them: what a backward has of it is in I.
+        """
         if storage.zero < 2:
-            return self._plain_halves
-        extra = self._exposed(storage)
-        return [
-            (cost.input_s + more[1], cost.weight_s)
-            for cost, more in zip(self.costs, extra, strict=True)
-        ]
-
-    def _exposed(self, storage: Storage) -> list[Pair]:
-        """`sharded` of every stage; of alike ones, which have one cost, once."""
-        known: dict[int, Pair] = {}
+            return self._plain_passes
+        pairs, halves = [], []
+        extra: dict[int, Pair] = {}  # alike stages have one cost
         for index, cost in enumerate(self.costs):
-            if id(cost) not in known:
-                known[id(cost)] = self.sharded(storage, index)
-        return [known[id(cost)] for cost in self.costs]
+            if id(cost) not in extra:
+                extra[id(cost)] = self.sharded(storage, index)
+            forward_s, backward_s = extra[id(cost)]
+            pairs.append((cost.forward_s + forward_s, cost.backward_s + backward_s))
+            halves.append((cost.input_s + backward_s, cost.weight_s))
+        return pairs, halves
 
     @cached_property
-    def _plain_pairs(self) -> list[Pair]:
-        return [(cost.forward_s, cost.backward_s) for cost in self.costs]
-
-    @cached_property
-    def _plain_halves(self) -> list[Pair]:
-        return [(cost.input_s, cost.weight_s) for cost in self.costs]
+    def _plain_passes(self) -> tuple[list[Pair], list[Pair]]:
+        return (
+            [(cost.forward_s, cost.backward_s) for cost in self.costs],
+            [(cost.input_s, cost.weight_s) for cost in self.costs],
+        )
 
     def sharded(self, storage: Storage, stage_index: int) -> Pair:
         """Exposed seconds that ZeRO-2 and 3 add to a stage's forward and backward."""

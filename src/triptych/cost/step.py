@@ -53,7 +53,7 @@ class Priced(NamedTuple):
     def of(cls, frame: Frame, storage: Storage) -> Priced:
         """Prices a frame's stages and ends of step."""
         tails = {rank: frame.tail(rank, storage) for rank in frame.distinct}
-        return cls(frame.pairs(storage), frame.halves(storage), tails)
+        return cls(*frame.passes(storage), tails)
 
     @property
     def least(self) -> list[Pair]:
