@@ -97,6 +97,9 @@ def test_no_plan_undercuts_the_bounds_of_the_sets_that_it_is_in(
         assert SLACK * option.bound_s <= step_s
         assert branch.bound.memory_bytes <= peak_bytes
         assert option.least_peak_bytes <= peak_bytes * (1 + 1e-12)
+        fitting = shape.within(peak_bytes)
+        assert option.schedule in fitting.schedules and option.divided.shard in fitting.shards
+        assert shape.within(branch.bound.memory_bytes / 2).num_plans == 0
 
 
 @pytest.mark.parametrize("name", sorted(TRAITS))
