@@ -13,7 +13,9 @@ from ranks import run_ranks
 from triptych.plan.families import FAMILIES as ROWS
 from triptych.runtime.build.wide import widen
 
-CASES = [name for name in FAMILIES if ROWS[family_config(name)["model_type"]].experts is not None]
+ROW_OF = {name: ROWS[family_config(name)["model_type"]] for name in FAMILIES}
+# GPT-OSS's own does not round, Llama 4's is replaced in every dtype: neither is widened.
+CASES = [name for name, row in ROW_OF.items() if row.experts is not None and row.router == "gate"]
 
 
 @pytest.mark.parametrize("case", CASES)
