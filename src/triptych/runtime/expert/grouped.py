@@ -123,10 +123,6 @@ class _GroupSink:
         for sink, made_MK in zip(self._sinks, made_EMK, strict=True):
             sink.add(made_MK)
 
-    def add(self, gradient: torch.Tensor) -> None:
-        """Not for a group: its gradients come as products."""
-        raise NotImplementedError
-
     def arrive(self) -> None:
         """Tells every expert's bucket."""
         for sink in self._sinks:

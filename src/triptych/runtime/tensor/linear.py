@@ -25,25 +25,29 @@ SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of linears of one module that the library calls in this order with the same input."""
 
 
-class Sink(Protocol):
-    """Where a weight's gradient accumulates."""
+class ProductSink(Protocol):
+    """Where gradients accumulate that come as products."""
 
     def add_product(self, grad_TN: torch.Tensor, input_TK: torch.Tensor) -> None:
         """Adds grad^T x input, [N, K]."""
 
-    def add(self, gradient: torch.Tensor) -> None:
-        """Adds a product that is made."""
-
     def arrive(self) -> None:
         """Notes that this micro-batch has given all it has to give."""
+
+
+class Sink(ProductSink, Protocol):
+    """Where a weight's gradient accumulates."""
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """Adds a product that is made."""
 
 
 class Deferral:
     """Weight gradients that wait for their turn; `None` as the open list means: at once."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[Sink, torch.Tensor, torch.Tensor]] | None = None
-        self._kept: dict[tuple[int, int], list[tuple[Sink, torch.Tensor, torch.Tensor]]] = {}
+        self._open: list[tuple[ProductSink, torch.Tensor, torch.Tensor]] | None = None
+        self._kept: dict[tuple[int, int], list[tuple[ProductSink, torch.Tensor, torch.Tensor]]] = {}
 
     def begin(self) -> None:
         """From now on products are kept."""
@@ -61,7 +65,7 @@ class Deferral:
                 sink.add_product(grad, inputs)
                 sink.arrive()
 
-    def take(self, sink: Sink, grad_TN: torch.Tensor, input_TK: torch.Tensor) -> None:
+    def take(self, sink: ProductSink, grad_TN: torch.Tensor, input_TK: torch.Tensor) -> None:
         """Adds a product now, or keeps it."""
         if self._open is None:
             sink.add_product(grad_TN, input_TK)
