@@ -6,13 +6,14 @@ No script and nothing from outside the file: it can be mailed, archived and open
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from triptych.plan.plan import Plan
+from triptych.plan.plan import Plan, Stage
 from triptych.report.advice import memory_advice
 from triptych.report.chart import Series, line_chart
 from triptych.report.compare import Comparison, comparisons, measured, worded
@@ -157,17 +158,36 @@ def _loss_figures(run: Run) -> list[Figure]:
 
 
 def _stages(plan: Plan | None) -> list[dict[str, Any]]:
+    """A row for each run of stages that are alike."""
     stages = plan.stages if plan else ()
     most = max((stage.num_layers for stage in stages), default=1) or 1
-    return [
-        {
-            "layers": f"{stage.start} to {stage.stop - 1}" if stage.num_layers else "none",
-            "count": stage.num_layers,
-            "percent": 100 * stage.num_layers / most,
-            "degrees": (stage.data, stage.tensor, stage.context, stage.expert),
-        }
-        for stage in stages
-    ]
+    rows: list[dict[str, Any]] = []
+    first = 0
+    for (count, degrees), run in groupby(stages, _shape_of):
+        alike = list(run)
+        last = first + len(alike) - 1
+        rows.append(
+            {
+                "stages": str(first) if first == last else f"{first} to {last}",
+                "layers": _span(alike[0].start, alike[-1].stop),
+                "count": count,
+                "percent": 100 * count / most,
+                "degrees": degrees,
+            }
+        )
+        first = last + 1
+    return rows
+
+
+def _shape_of(stage: Stage) -> tuple[int, tuple[int, ...]]:
+    """The number of its layers, and its degrees."""
+    return stage.num_layers, (stage.data, stage.tensor, stage.context, stage.expert)
+
+
+def _span(start: int, stop: int) -> str:
+    if start == stop:
+        return "none"
+    return str(start) if stop - start == 1 else f"{start} to {stop - 1}"
 
 
 def _settings(plan: Plan | None) -> list[tuple[str, str]]:
