@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import triptych.cost.step as step_module
 from sides.numbers import NUMBERS, Values, tune
 from triptych.cost.frame import Frame
 from triptych.cost.pricer import Pricer
@@ -159,7 +158,6 @@ def main() -> None:
     parser.add_argument("--single", type=float, default=0.2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    step_module.SIMULATED_ACTIONS = 3_000  # the steady pace continues from there
     unusable = set(options.unusable.read_text().split()) if options.unusable else set()
     cases = usable(options.table, unusable)
     runs: list[tuple[str, list[Case], list[Case]]] = []

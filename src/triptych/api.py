@@ -18,6 +18,7 @@ from triptych.cluster.cluster import Cluster
 from triptych.cluster.text import parse_cluster
 from triptych.cost.predict import predict as price_plan
 from triptych.cost.prediction import Prediction
+from triptych.cost.uncertainty import MEMORY_SPARE
 from triptych.errors import PlanError, Problem
 from triptych.model.load import load_model
 from triptych.model.model import Model
@@ -58,12 +59,14 @@ def find_plan(
     objective: str = "time",
     price: float | None = None,
     with_front: bool = False,
+    spare: float = MEMORY_SPARE,
 ) -> SearchResult:
     """The best legal ways to train a model on a cluster, with prices and reasons.
 
     `fixed` holds settings that every plan keeps, such as `{"tp": "8"}`. `objective` is time,
     memory, gpu-hours or money; `price` is that of a device for an hour. `with_front` adds the
-    plans than which none is both faster and smaller.
+    plans than which none is both faster and smaller. A plan fits if `spare` of its peak is left
+    free, by default the error bar of the memory model.
     """
     workload = Workload(sequence_length=sequence_length, global_batch=global_batch)
     return search(
@@ -74,6 +77,7 @@ def find_plan(
         top=top,
         objective=Objective(name=objective, price=price),
         with_front=with_front,
+        spare=spare,
     )
 
 

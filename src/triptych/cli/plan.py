@@ -32,6 +32,7 @@ from triptych.cli.sweep import sweep as sweep_of
 from triptych.cluster.cluster import Cluster
 from triptych.cost.predict import predict
 from triptych.cost.ranks import memory_by_rank_gib
+from triptych.cost.uncertainty import MEMORY_SPARE
 from triptych.errors import InputError, Problem
 from triptych.export.target import Subject
 from triptych.model.load import load_model
@@ -63,6 +64,10 @@ PriceOption = Annotated[
     str | None,
     typer.Option(metavar="P", help="Of a device for an hour: 2.50, or H100-SXM=2.50,L40S=0.80."),
 ]
+SpareOption = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="%", help="Of the peak to leave free; default: its error bar."),
+]
 TopOption = Annotated[int, typer.Option(min=1, metavar="K", help="Plans to show.")]
 FrontOption = Annotated[
     bool, typer.Option("--front", help="Also plans that need less memory, by time.")
@@ -90,6 +95,7 @@ def command(
     fix: FixOption = None,
     objective: ObjectiveOption = "time",
     price: PriceOption = None,
+    spare: SpareOption = None,
     top: TopOption = 5,
     front: FrontOption = False,
     sensitivity: SensitivityOption = False,
@@ -102,6 +108,7 @@ def command(
     as_json: JsonOption = False,
 ) -> Answer:
     """Find the best way to split MODEL over a cluster for training, and say why."""
+    part = MEMORY_SPARE if spare is None else spare / 100
     settings, grid, prices = _read_words(fix or (), sweep or (), objective, price)
     check_export(export, export_to)
     shape = load_model(model)
@@ -116,26 +123,38 @@ def command(
             grid=grid,
             fixed=settings,
             objective=goal,
+            spare=part,
             price_of=lambda there: price_of(prices, there),
             report=report,
         )
     present = read_present(from_file, shape, where, (seq, batch), settings)
     workload = present.workload if present else training_workload(shape, where, seq, batch)
-    pins = Pins.read(settings)
-    question = Question(model=shape, cluster=where, workload=workload, pins=pins, objective=goal)
+    asked: dict[str, Any] = {"pins": Pins.read(settings), "objective": goal, "spare": part}
+    question = Question(model=shape, cluster=where, workload=workload, **asked)
     result = answer(question, top=top, with_front=front or report is not None)
     effects = _effects(question, result) if sensitivity or report else ()
     said = _said(model, question, result, effects, out)
-    if result.plans and out:
-        write(out, plan_toml((result.runnable or result.plans[0]).plan))
-    if result.plans and report:
-        _write_report(report, question, result, said.document or {})
+    _write_files(question, result, said, out, report)
     said = with_present(said, present, shape, where)
     if not result.plans:
         return said
     best = result.plans[0].plan
     subject = Subject(plan=best, model=shape, cluster=where, workload=workload, source=model)
     return with_export(said, subject, export, export_to, as_json)
+
+
+def _write_files(
+    question: Question,
+    result: SearchResult,
+    said: Answer,
+    out: Path | None,
+    report: Path | None,
+) -> None:
+    """The plan and the page that were asked for, if there is a plan."""
+    if result.plans and out:
+        write(out, plan_toml((result.runnable or result.plans[0]).plan))
+    if result.plans and report:
+        _write_report(report, question, result, said.document or {})
 
 
 def _said(

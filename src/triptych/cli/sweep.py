@@ -28,6 +28,7 @@ def sweep(
     grid: Mapping[str, list[str]],
     fixed: Mapping[str, str],
     objective: Objective,
+    spare: float,
     price_of: Prices,
     report: Path | None = None,
 ) -> Answer:
@@ -40,7 +41,7 @@ def sweep(
         workload = training_workload(model, where, length, size)
         say("  " + ", ".join(f"{key}={value}" for key, value in point.items()))
         here = Objective(name=objective.name, price=price_of(where))
-        result = search(model, where, workload, fixed=fixed, top=1, objective=here)
+        result = search(model, where, workload, fixed=fixed, top=1, objective=here, spare=spare)
         return where.num_devices, result
 
     documents = [row.to_json() for row in rows(points(grid), ask)]

@@ -16,6 +16,7 @@ from triptych.cost.sharded import sharded_pass
 from triptych.cost.software import Footprint
 from triptych.cost.storage import Storage
 from triptych.cost.sync import Axes, Tail, step_tail
+from triptych.cost.tape import Tape
 from triptych.cost.transfer import Hop, hop
 from triptych.plan.plan import Plan, Stage
 from triptych.plan.transfer import Spread
@@ -105,6 +106,10 @@ class Frame:
     def program(self, schedule: str, num_microbatches: int) -> Program:
         """The schedule's program for these stages."""
         return self.pricer.program(schedule, self.num_ranks, num_microbatches, self.chunks)
+
+    def tape(self, schedule: str, num_microbatches: int) -> Tape:
+        """The steps of the schedule's program for these stages."""
+        return self.pricer.tape(schedule, self.num_ranks, num_microbatches, self.chunks)
 
     def peaks(self, schedule: str) -> tuple[tuple[Moment, ...], ...]:
         """For each pipeline rank, the moments at which it may hold most."""

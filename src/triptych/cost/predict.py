@@ -18,14 +18,13 @@ from triptych.cost.step import (
     Priced,
     Step,
     busy_s,
-    is_simulated_whole,
+    is_exact,
     predicted_timeline,
     price_step,
 )
 from triptych.cost.storage import Storage
 from triptych.cost.traffic import frame_traffic
-from triptych.cost.uncertainty import half_width
-from triptych.model.count import training_flops_per_token
+from triptych.cost.uncertainty import MEMORY_SPARE, half_width
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
 from triptych.plan.rules import unrunnable
@@ -89,10 +88,10 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
     found = estimate(frame, storage, priced, plan.schedule)
     step, memory, limit = found.step, found.memory, pricer.memory_limit_bytes
     rates = pricer.rates(plan.precision.parameter)
-    flops = _model_flops(pricer)
+    flops = pricer.model_flops
     per_device = flops / plan.world_size / step.total_s
     reasons = tuple(unrunnable(plan, pricer.model))
-    is_whole = is_simulated_whole(frame, plan.schedule)
+    is_whole = is_exact(frame, plan.schedule)
     return Prediction(
         step_time_s=step.total_s,
         step_time_low_s=step.total_s * math.exp(-found.half_width),
@@ -108,6 +107,8 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
         bubble_fraction=_bubble_fraction(frame, priced, step, plan.schedule),
         bytes_sent_per_rank=frame_traffic(frame, storage, plan.schedule)._asdict(),
         fits=memory.total_bytes <= limit,
+        memory_spare=limit / memory.total_bytes - 1,
+        peak_memory_high_gib=memory.total_bytes * (1 + MEMORY_SPARE) / GIB,
         memory_limit_gib=limit / GIB,
         runnable=not reasons,
         reasons=reasons,
@@ -117,11 +118,6 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
         plan=plan,
         timeline=predicted_timeline(frame, priced, plan.schedule) if with_timeline else None,
     )
-
-
-def _model_flops(pricer: Pricer) -> float:
-    per_token = training_flops_per_token(pricer.model, pricer.workload.sequence_length)
-    return per_token * pricer.workload.tokens
 
 
 def recomputed_flops(frame: Frame) -> float:

@@ -48,6 +48,8 @@ class Prediction:
     bubble_fraction: float
     bytes_sent_per_rank: Mapping[str, float]
     fits: bool
+    memory_spare: float  # what the device has beyond the peak, as a part of the peak
+    peak_memory_high_gib: float  # nine of ten runs stay below this
     memory_limit_gib: float
     runnable: bool
     reasons: tuple[str, ...]  # why it is priced, not runnable
@@ -73,6 +75,8 @@ class Prediction:
             "bubble_fraction": self.bubble_fraction,
             "bytes_sent_per_rank": dict(self.bytes_sent_per_rank),
             "fits": self.fits,
+            "memory_spare": self.memory_spare,
+            "peak_memory_high_gib": self.peak_memory_high_gib,
             "memory_limit_gib": self.memory_limit_gib,
             "runnable": self.runnable,
             "reasons": list(self.reasons),

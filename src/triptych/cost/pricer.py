@@ -7,6 +7,7 @@ the same piece in thousands of plans, so they are kept here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from triptych.cluster.cluster import Cluster
@@ -20,6 +21,8 @@ from triptych.cost.setting import Parts, PieceCost, Setting
 from triptych.cost.shard import LocalOperator, localize
 from triptych.cost.site import Site
 from triptych.cost.software import TRIPTYCH, Software
+from triptych.cost.tape import Tape, period_of, tape_of
+from triptych.model.count import training_flops_per_token
 from triptych.model.model import Model
 from triptych.model.operators import block_operators, embedding_operators, head_operators
 from triptych.plan.plan import Stage
@@ -94,6 +97,7 @@ class Pricer:
         self.kind_of_layer = [index[block] for block in model.blocks]
         self.ends_s: dict[tuple[object, ...], list[float]] = {}  # of programs that were simulated
         self._programs: dict[tuple[str, int, int, int], Program] = {}
+        self._tapes: dict[tuple[str, int, int, int], Tape] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[Moment, ...], ...]] = {}
         self._rates: dict[str, Rates] = {}
         self._groups: dict[tuple[int, int], Group] = {}
@@ -105,6 +109,12 @@ class Pricer:
         self._sites: dict[Setting, Site] = {}
         # by identity: the stages are kept with what was found
         self._kinds: dict[tuple[int, int], tuple[tuple[Stage, ...], Alike]] = {}
+
+    @cached_property
+    def model_flops(self) -> float:
+        """FLOPs of the model in a step, over all ranks, without what backwards repeat."""
+        per_token = training_flops_per_token(self.model, self.workload.sequence_length)
+        return per_token * self.workload.tokens
 
     # --- what pieces are priced with -----------------------------------------------------------
 
@@ -142,6 +152,22 @@ class Pricer:
         if key not in self._programs:
             self._programs[key] = build_program(*key)
         return self._programs[key]
+
+    def tape(self, name: str, ranks: int, num_microbatches: int, chunks: int) -> Tape:
+        """The steps of a schedule's program; one tape serves many numbers of micro-batches."""
+        least, each = period_of(name, ranks)
+        if each and num_microbatches > least + each:
+            base = least + (num_microbatches - least) % each
+            short = self._tape(name, ranks, base + each, chunks)
+            if short.period:
+                return short._replace(repeats=(num_microbatches - base) // each)
+        return self._tape(name, ranks, num_microbatches, chunks)
+
+    def _tape(self, name: str, ranks: int, num_microbatches: int, chunks: int) -> Tape:
+        key = (name, ranks, num_microbatches, chunks)
+        if key not in self._tapes:
+            self._tapes[key] = tape_of(*key)
+        return self._tapes[key]
 
     def peaks(
         self, name: str, ranks: int, num_microbatches: int, chunks: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from triptych.cost.clock import rank_ends_s
+from triptych.cost.clock import in_order_ends_s, rank_ends_s
 from triptych.cost.frame import Frame
 from triptych.cost.pipeline import Pair, makespan_bound_s, pipeline_bound_s, rank_bounds_s
 from triptych.cost.storage import Storage
@@ -15,12 +15,11 @@ from triptych.schedule.simulate import simulate
 from triptych.schedule.timeline import Timeline
 from triptych.schedule.traits import TRAITS
 
-SIMULATED_ACTIONS = 60_000
-"""Programs up to this many actions are simulated whole; longer ones at fewer micro-batches."""
-
+SHOWN_ACTIONS = 60_000
+"""Programs up to this many actions have a timeline."""
 
 SEARCHED_ACTIONS = 6_000
-"""The same where the program itself is searched for."""
+"""Programs that are themselves searched for are made up to this long; longer ones continue them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +112,7 @@ def price_step(frame: Frame, priced: Priced, schedule: str) -> Step:
 
 def predicted_timeline(frame: Frame, priced: Priced, schedule: str) -> Timeline | None:
     """The spans of the program that would run; None if there are too many to be of use."""
-    if not is_simulated_whole(frame, schedule):
+    if frame.num_microbatches > _most_microbatches(frame, SHOWN_ACTIONS):
         return None
 
     def duration(action: Action) -> float:
@@ -131,10 +130,8 @@ def busy_s(frame: Frame, priced: Priced, schedule: str) -> float:
     count = frame.num_microbatches
     split = [0] * len(priced.pairs)
     if TRAITS[schedule].splits_backward:
-        counted = min(count, _most_microbatches(frame, schedule))
-        for row in frame.program(schedule, counted).actions:
-            for action in row:
-                split[action.stage] += action.kind is Kind.W
+        counted = count if is_exact(frame, schedule) else _most_searched(frame)
+        split = frame.tape(schedule, counted).tally(Kind.W)
         split = [count if number == counted else number for number in split]
     return sum(
         count * forward_s + (count - number) * backward_s + number * sum(halves)
@@ -144,39 +141,50 @@ def busy_s(frame: Frame, priced: Priced, schedule: str) -> float:
     )
 
 
-def is_simulated_whole(frame: Frame, schedule: str) -> bool:
-    """True if the program is short enough to be simulated whole."""
-    return frame.num_microbatches <= _most_microbatches(frame, schedule)
+def is_exact(frame: Frame, schedule: str) -> bool:
+    """True if the very program is simulated, to its end."""
+    return schedule != "zb-auto" or frame.num_microbatches <= _most_searched(frame)
 
 
 def pipeline_ends_s(frame: Frame, priced: Priced, schedule: str, hop_s: float) -> list[float]:
-    """When each rank ends its part of the program.
+    """When each rank ends its part of the program."""
+    known = frame.pricer.ends_s
+    shape = (schedule, frame.num_microbatches, frame.placement, hop_s)
+    key = (*shape, *priced.pairs, *priced.halves)
+    if key not in known:
+        if is_exact(frame, schedule):
+            known[key] = _ends_s(frame, priced, schedule, hop_s, frame.num_microbatches)
+        else:
+            known[key] = _continued_s(frame, priced, schedule, hop_s)
+    return known[key]
 
-    Long programs are run with fewer micro-batches and continued at their steady pace, which
-    repeats after as many micro-batches as there are stages.
+
+def _ends_s(frame: Frame, priced: Priced, schedule: str, hop_s: float, count: int) -> list[float]:
+    if TRAITS[schedule].runs_in_order:
+        return in_order_ends_s(priced.pairs, frame.placement, count, hop_s)
+    return rank_ends_s(frame.tape(schedule, count), priced.pairs, hop_s, priced.halves)
+
+
+def _continued_s(frame: Frame, priced: Priced, schedule: str, hop_s: float) -> list[float]:
+    """A program with fewer micro-batches, continued at its steady pace.
+
+    That repeats after as many micro-batches as there are stages.
     """
-
-    def ends_s(count: int) -> list[float]:
-        known = frame.pricer.ends_s
-        key = (schedule, count, frame.placement, hop_s, *priced.pairs, *priced.halves)
-        if key not in known:
-            program = frame.program(schedule, count)
-            known[key] = rank_ends_s(program, priced.pairs, hop_s, priced.halves)
-        return known[key]
-
-    count, period = frame.num_microbatches, len(priced.pairs)
-    if is_simulated_whole(frame, schedule):
-        return ends_s(count)
-    most = _most_microbatches(frame, schedule)
+    count, period, most = frame.num_microbatches, len(priced.pairs), _most_searched(frame)
     most -= (most - count) % period  # the same place in the period as the full count
     periods = (count - most) / period
-    pairs = zip(ends_s(most - period), ends_s(most), strict=True)
-    return [longer + periods * (longer - shorter) for shorter, longer in pairs]
+    shorter, longer = (
+        _ends_s(frame, priced, schedule, hop_s, number) for number in (most - period, most)
+    )
+    return [far + periods * (far - near) for near, far in zip(shorter, longer, strict=True)]
 
 
-def _most_microbatches(frame: Frame, schedule: str) -> int:
+def _most_searched(frame: Frame) -> int:
+    return _most_microbatches(frame, SEARCHED_ACTIONS)
+
+
+def _most_microbatches(frame: Frame, actions: int) -> int:
     stages = len(frame.stages)
-    actions = SEARCHED_ACTIONS if schedule == "zb-auto" else SIMULATED_ACTIONS
     return max(4 * stages, actions // (2 * stages))
 
 

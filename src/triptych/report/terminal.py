@@ -79,6 +79,8 @@ def _searched(search: Mapping[str, Any]) -> str:
     ]
     by_count = sorted((search.get("bounds") or {}).items(), key=lambda item: -item[1])
     lines += [f"  {count} by {name}" for name, count in by_count if count]
+    if spare := search.get("spare"):
+        lines.insert(1, f"  a plan fits if {100 * spare:.1f} % of its peak are to spare")
     by_count = sorted(illegal.items(), key=lambda item: -item[1])
     lines += [f"  {count} sets of degrees rejected: {reason}" for reason, count in by_count]
     return "\n".join(lines)
@@ -104,7 +106,7 @@ def prediction_text(prediction: Mapping[str, Any]) -> str:
 
 
 def _headline(prediction: Mapping[str, Any]) -> str:
-    fits = "fits" if prediction.get("fits", True) else "DOES NOT FIT"
+    fits = _fit(prediction)
     lines = (
         ("plan", plan_name(prediction)),
         ("step time", seconds(prediction.get("step_time_s")) + _bar(prediction)),
@@ -115,6 +117,17 @@ def _headline(prediction: Mapping[str, Any]) -> str:
         ("peak memory", f"{gib(prediction.get('peak_memory_gib'))}, {fits}"),
     )
     return "\n".join(f"{name:<22} {value}" for name, value in lines)
+
+
+def _fit(prediction: Mapping[str, Any]) -> str:
+    """Whether the largest rank fits, and with how much to spare."""
+    if not prediction.get("fits", True):
+        return "DOES NOT FIT"
+    spare, high = prediction.get("memory_spare"), prediction.get("peak_memory_high_gib")
+    if spare is None:
+        return "fits"
+    note = "" if not high or high <= prediction["memory_limit_gib"] else ": within the error bar"
+    return f"fits with {100 * spare:.1f} % to spare{note}"
 
 
 def memory_table(prediction: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ class Traits:
     is_v_shaped: bool = False  # rank r runs stages r and 2p-1-r; otherwise r, p+r, 2p+r, ...
     microbatches_per_rank: int = 0
     more_microbatches: int = 1
+    runs_in_order: bool = False  # all micro-batches pass a stage before its rank runs the next one
     splits_backward: bool = False  # some backwards are an I and a W
     validates_late: bool = False  # the optimizer does not wait for the norm: see `validation.py`
     fallback: str = ""  # the schedule to take where this one cannot be
@@ -53,10 +54,10 @@ class Traits:
 
 
 TRAITS: dict[str, Traits] = {
-    "gpipe": Traits(),
+    "gpipe": Traits(runs_in_order=True),
     "1f1b": Traits(),
     "interleaved": Traits(least_chunks=2, most_chunks=None, fallback="1f1b"),
-    "breadth-first": Traits(least_chunks=2, most_chunks=None, fallback="gpipe"),
+    "breadth-first": Traits(least_chunks=2, most_chunks=None, runs_in_order=True, fallback="gpipe"),
     "zb-h1": Traits(splits_backward=True),
     "zb-h2": Traits(
         splits_backward=True,

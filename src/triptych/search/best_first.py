@@ -53,7 +53,10 @@ class Ledger:
 
 
 class BestFirst:
-    """A search over a space for the least of an objective among plans that need `limit_bytes`."""
+    """A search over a space for the least of an objective among plans that fit.
+
+    They need at most `limit_bytes`; by default the memory of a device with the space's spare.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class BestFirst:
         self.ledger = Ledger()
         self._runs = runs
         self._limit_bytes = FIT * (
-            pricer.memory_limit_bytes if limit_bytes is None else limit_bytes
+            space.room_bytes(pricer.memory_limit_bytes) if limit_bytes is None else limit_bytes
         )
         self._ticket = count()
         self._heap: list[Entry] = []

@@ -35,7 +35,7 @@ class Closest:
 
     plan: Plan
     prediction: Prediction
-    needed_bytes: int  # on the largest rank
+    needed_bytes: int  # of a device: the peak of the largest rank with what it has to leave free
     over_bytes: int  # beyond a device's memory
     changes: tuple[str, ...]  # each would make a plan fit
 
@@ -52,7 +52,8 @@ def closest(space: Space, pricer: Pricer) -> Closest:
     """The least-bad plan of a space with legal plans of which none fits."""
     nearest = smallest(space, pricer)
     assert nearest is not None, "a space with legal plans has a smallest one"
-    needed = -int(-nearest.peak_bytes // _KIB) * _KIB  # rounded up, so that this much does fit
+    needed_bytes = nearest.peak_bytes * (1 + space.spare)
+    needed = -int(-needed_bytes // _KIB) * _KIB  # rounded up, so that this much does fit
     return Closest(
         plan=nearest.plan,
         prediction=predict_with(pricer, nearest.plan, with_timeline=False),
@@ -71,6 +72,7 @@ def smallest(space: Space, pricer: Pricer) -> Option | None:
 
 def _changes(space: Space, pricer: Pricer, needed: int) -> Iterator[str]:
     """Changes that make a plan fit, each with that plan's need; cheap ones first."""
+    yield from _tighter(space, pricer)
     yield from _unpinned(space, pricer)
     yield from _offloaded(space, pricer)
     if space.runnable_only:
@@ -79,6 +81,17 @@ def _changes(space: Space, pricer: Pricer, needed: int) -> Iterator[str]:
     yield from _shorter(space)
     yield from _more_devices(space)
     yield f"devices with at least {format_bytes(needed)} each ({needed} bytes)"
+
+
+def _tighter(space: Space, pricer: Pricer) -> Iterator[str]:
+    """Less memory left free, if a plan fits at all."""
+    option = smallest(space, pricer)
+    if option is not None and option.peak_bytes <= pricer.memory_limit_bytes:
+        spare = pricer.memory_limit_bytes / option.peak_bytes - 1
+        yield (
+            f"--spare {int(1000 * spare) / 10:g}, within the error bar of the memory model: "
+            f"{option.plan.short()} fits with {spare:.1%} to spare"
+        )
 
 
 def _unpinned(space: Space, pricer: Pricer) -> Iterator[str]:
@@ -146,5 +159,6 @@ def _grown(cluster: Cluster, times: int) -> Cluster:
 def _fitting(space: Space, pricer: Pricer) -> Iterator[str]:
     """The plan of a space that needs least memory, if it fits."""
     option = smallest(space, pricer)
-    if option is not None and option.peak_bytes <= pricer.memory_limit_bytes * FIT:
+    room_bytes = space.room_bytes(pricer.memory_limit_bytes)
+    if option is not None and option.peak_bytes <= room_bytes * FIT:
         yield f"{option.plan.short()} needs {format_bytes(option.peak_bytes)}"

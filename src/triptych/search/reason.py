@@ -43,7 +43,7 @@ def reason(prediction: Prediction, best: Prediction, *, by_memory: bool = False)
 def _own(prediction: Prediction, what: str) -> str:
     shares = _largest(prediction.time_s, prediction.step_time_s)
     memory = f"{prediction.peak_memory_gib:.3g} of {prediction.memory_limit_gib:.3g} GiB used"
-    return f"{what}: {shares}; {memory}"
+    return f"{what}: {shares}; {memory}, {prediction.memory_spare:.1%} to spare"
 
 
 def _largest(time_s: Mapping[str, float], step_s: float) -> str:

@@ -60,6 +60,7 @@ class SearchResult:
     """
 
     objective: Objective
+    spare: float  # the part of its peak that a plan has to leave free
     plans: tuple[Candidate, ...]
     runnable: Candidate | None
     binding: tuple[str, ...]  # what the best plan would gain from, strongest first
@@ -78,6 +79,7 @@ class SearchResult:
         return {
             "schema_version": SCHEMA_VERSION,
             "objective": self.objective.name,
+            "spare": self.spare,
             "plans": [self._with_objective(candidate) for candidate in self.plans],
             "runnable": self._with_objective(self.runnable) if self.runnable else None,
             "binding": list(self.binding),

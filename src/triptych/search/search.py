@@ -16,6 +16,7 @@ from triptych.cluster.cluster import Cluster
 from triptych.cost.predict import predict_with
 from triptych.cost.prediction import Prediction
 from triptych.cost.pricer import Pricer
+from triptych.cost.uncertainty import MEMORY_SPARE
 from triptych.errors import PlanError, Problem
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
@@ -43,6 +44,7 @@ class Question:
     workload: Workload
     pins: Pins
     objective: Objective = field(default_factory=Objective)
+    spare: float = MEMORY_SPARE  # the part of its peak that a plan has to leave free
 
     def space(self) -> Space:
         """The plans to look at: on CPUs those that run today, on other devices all, marked."""
@@ -54,6 +56,7 @@ class Question:
             base=self.pins.base_plan(self.model, self.cluster),
             runnable_only=self.cluster.device.kind == "cpu",
             across_nodes="tp" in self.pins.values,
+            spare=self.spare,
         )
 
 
@@ -66,8 +69,11 @@ def search(
     top: int = 5,
     objective: Objective | None = None,
     with_front: bool = False,
+    spare: float = MEMORY_SPARE,
 ) -> SearchResult:
     """The best plans that fit, keeping the `fixed` settings; `with_front` also the Pareto front.
+
+    A plan fits if its peak leaves `spare` of itself free: by default the error bar of the peak.
 
     Raises PlanError for unknown or unreadable settings, and if the fixed ones contradict each
     other, the model, the cluster or the batch: with every broken rule and values that work.
@@ -78,6 +84,7 @@ def search(
         workload=workload,
         pins=Pins.read(fixed or {}),
         objective=objective or Objective(),
+        spare=spare,
     )
     return answer(question, top=top, with_front=with_front)
 
@@ -118,6 +125,7 @@ def _answer(question: Question, top: int, with_front: bool, with_closest: bool) 
         rejected["memory"] = ledger.too_large
     return SearchResult(
         objective=question.objective,
+        spare=question.spare,
         plans=candidates,
         runnable=runnable,
         binding=binding(candidates[0].prediction, pricer) if candidates else (),

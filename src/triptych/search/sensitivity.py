@@ -73,7 +73,7 @@ def _kept_s(question: Question, best: Plan) -> float | None:
     if verify(best, *asked):
         return None
     prediction = predict(*asked, best)
-    return prediction.step_time_s if prediction.fits else None
+    return prediction.step_time_s if prediction.memory_spare >= question.spare else None
 
 
 def _changed(question: Question) -> Iterator[tuple[str, Question]]:

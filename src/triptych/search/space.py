@@ -69,6 +69,7 @@ class Space:
     base: Plan
     runnable_only: bool = False
     across_nodes: bool = False  # tensor parallelism may leave the node
+    spare: float = 0.0  # the part of its peak that a plan has to leave free
     rejected: Counter[str] = field(default_factory=Counter, init=False)
     _scheduled: dict[tuple[int, int, int], tuple[str, ...]] = field(
         default_factory=dict, init=False, repr=False
@@ -78,6 +79,10 @@ class Space:
     def usable_tensor(self) -> frozenset[int]:
         """Tensor degrees that heads and widths allow."""
         return frozenset(usable_tensor_degrees(self.model, self.cluster.num_devices))
+
+    def room_bytes(self, limit_bytes: float) -> float:
+        """The largest peak that leaves enough of a device's memory free."""
+        return limit_bytes / (1 + self.spare)
 
     # --- degrees ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from triptych.cost.pipeline import (
     program_peaks,
     rank_bounds_s,
 )
+from triptych.cost.tape import whole_tape
 from triptych.schedule.action import Action, Kind
 from triptych.schedule.generate import SCHEDULES, build_program
 from triptych.schedule.program import Program
@@ -83,7 +84,7 @@ def test_the_clock_of_searches_is_that_of_the_simulation(
 ) -> None:
     stages = random_stages(random.Random(count), ranks)
     program = build_program(schedule, ranks, count)
-    ends_s = rank_ends_s(program, stages, hop_s)
+    ends_s = rank_ends_s(whole_tape(program), stages, hop_s)
     timeline = simulated(schedule, stages, count, hop_s)
     for rank in range(ranks):
         last_s = max(span.end_s for span in timeline.spans if span.rank == rank)
@@ -98,7 +99,10 @@ def test_a_split_backward_takes_its_two_halves() -> None:
         num_microbatches=1,
         actions=tuple(tuple(Action(stage, Kind(kind), 0) for stage, kind in row) for row in rows),
     )
-    assert rank_ends_s(program, [(1.0, 2.0)] * 2, 0.5) == [1 + 0.5 + 1 + 1 + 0.5 + 2, 4.5]
+    assert rank_ends_s(whole_tape(program), [(1.0, 2.0)] * 2, 0.5) == [
+        1 + 0.5 + 1 + 1 + 0.5 + 2,
+        4.5,
+    ]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "breadth-first"])
@@ -171,7 +175,7 @@ def test_every_schedule_is_clocked_as_it_is_simulated_and_never_beats_its_bound(
             return kinds[action.kind]
 
         timeline = simulate(program, duration, lambda _: hop_s)
-        ends_s = rank_ends_s(program, stages, hop_s, halves)
+        ends_s = rank_ends_s(whole_tape(program), stages, hop_s, halves)
         bounds_s = rank_bounds_s(stages, program.placement, count, hop_s)
         for rank in range(ranks):
             last_s = max(span.end_s for span in timeline.spans if span.rank == rank)

@@ -17,7 +17,7 @@ from triptych.cost.prediction import TIME_TERMS, Prediction
 from triptych.cost.software import TRIPTYCH
 from triptych.cost.step import (
     Priced,
-    predicted_timeline,
+    is_exact,
     price_step,
     step_bound_s,
     step_seconds,
@@ -99,16 +99,25 @@ def test_one_stage_has_no_bubble() -> None:
     assert prediction.bubble_fraction == prediction.time_s["bubble"] == 0.0
 
 
-def test_long_programs_continue_at_their_steady_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_are_searched_for_continue_at_their_steady_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = llama(layers=5, vocab=9000)
-    chosen = plan(model, pp=3)
-    frame = frame_of(model, chosen, workload=work(128, 200))
+    chosen = plan(model, pp=2, schedule="zb-auto")
+    frame = frame_of(model, chosen, workload=work(40, 200))
     terms = Priced.of(frame, Storage.of(chosen))
-    whole = price_step(frame, terms, "1f1b")
-    monkeypatch.setattr(step_module, "SIMULATED_ACTIONS", 300)
-    shortened = price_step(frame, terms, "1f1b")
-    assert predicted_timeline(frame, terms, "1f1b") is None
-    assert shortened.total_s == pytest.approx(whole.total_s, rel=1e-9)
+    whole = price_step(frame, terms, "zb-auto")
+    frame.pricer.ends_s.clear()
+    monkeypatch.setattr(step_module, "SEARCHED_ACTIONS", 80)
+    shortened = price_step(frame, terms, "zb-auto")
+    assert not is_exact(frame, "zb-auto")
+    assert shortened.total_s == pytest.approx(whole.total_s, rel=1e-2)
+
+
+def test_what_is_too_long_to_be_drawn_has_no_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert priced(pp=2).timeline is not None
+    monkeypatch.setattr(step_module, "SHOWN_ACTIONS", 8)
+    assert priced(pp=2).timeline is None
 
 
 def test_mfu_counts_model_flops_and_hfu_what_is_run_again_too() -> None:

@@ -17,6 +17,7 @@ from triptych.cost.pricer import Pricer
 from triptych.cost.setting import Setting
 from triptych.cost.step import Priced, step_seconds
 from triptych.cost.storage import Storage
+from triptych.cost.uncertainty import MEMORY_SPARE
 from triptych.model.model import Experts, Model
 from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
@@ -149,7 +150,7 @@ def priced(case: Case, most_tensor: int = 0) -> list[Tried]:
         frame, storage = Frame.of(pricer, plan), Storage.of(plan)
         step_s = step_seconds(frame, Priced.of(frame, storage), plan.schedule)
         peak = frame.largest_memory(storage, plan.schedule).total_bytes
-        fits = peak <= pricer.memory_limit_bytes * FIT
+        fits = peak * (1 + MEMORY_SPARE) <= pricer.memory_limit_bytes * FIT
         found.append(Tried(plan, rounded(step_s), rounded(peak), fits))
     return found
 
