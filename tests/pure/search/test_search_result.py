@@ -12,6 +12,7 @@ import pytest
 from search_samples import cpus, gpus, tiny, with_memory, work
 
 from triptych.cluster.text import parse_cluster
+from triptych.cost.uncertainty import MEMORY_SPARE
 from triptych.errors import InputError, PlanError
 from triptych.model.load import load_model
 from triptych.model.model import Model
@@ -19,6 +20,7 @@ from triptych.plan import rules
 from triptych.plan.plan import Plan
 from triptych.plan.rules import unrunnable, verify
 from triptych.plan.workload import Workload
+from triptych.search.objective import Objective
 from triptych.search.search import SearchResult, search
 
 
@@ -249,11 +251,30 @@ def test_just_below_the_smallest_need_nothing_fits() -> None:
     assert search(model, with_memory(cluster, closest.needed_bytes), work()).plans
 
 
+def test_a_plan_fits_only_with_the_error_bar_of_its_peak_unless_less_is_asked_for() -> None:
+    model, cluster = tiny(), gpus(1, 4)
+    free = search(model, cluster, work(), objective=Objective(name="memory"), top=1)
+    peak = free.plans[0].prediction.peak_memory_gib * 2**30
+    tight = with_memory(cluster, 1.05 * peak)
+    result = search(model, tight, work())
+    assert result.plans == () and result.closest is not None
+    assert result.closest.prediction.fits
+    assert result.closest.needed_bytes == pytest.approx(peak * (1 + MEMORY_SPARE), rel=1e-5)
+    assert result.closest.changes[0].startswith("--spare 5, within the error bar")
+    assert result.closest.changes[0].endswith("fits with 5.0% to spare")
+    less = search(model, tight, work(), spare=0.04)
+    assert less.spare == 0.04 and less.plans
+    assert all(candidate.prediction.memory_spare >= 0.04 for candidate in less.plans)
+    for candidate in search(model, cluster, work(), top=8).plans:
+        assert candidate.prediction.memory_spare >= MEMORY_SPARE
+        assert "to spare" in candidate.reason or candidate.behind
+
+
 def test_a_pin_that_stands_in_the_way_is_named() -> None:
     model, sequence = tiny(vocab=20_000), 2048
     free = search(model, gpus(1, 4), work(16, sequence))
     needs = min(candidate.prediction.peak_memory_gib for candidate in free.plans)
-    cluster = gpus(1, 4, memory_bytes=needs * 1.02 * 2**30)
+    cluster = gpus(1, 4, memory_bytes=needs * 1.02 * (1 + MEMORY_SPARE) * 2**30)
     fixed = {"microbatch": "16", "recompute": "none", "zero": "0", "pp": "1", "tp": "4"}
     result = search(model, cluster, work(16, sequence), fixed=fixed)
     assert result.closest is not None
