@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from triptych.cli.answer import Answer, say
 from triptych.cluster.cluster import Cluster
 from triptych.cost.predict import predict
+from triptych.cost.programs import BY_ENGINE, as_run
 from triptych.errors import InputError, Problem
 from triptych.export.imported import Asked, Imported
 from triptych.export.target import Export, Subject
@@ -124,15 +126,22 @@ def with_present(
     """The answer with the user's present plan priced beside the best of ours."""
     if imported is None:
         return answer
-    price = predict(model, cluster, imported.workload, imported.plan).to_json()
+    price, program = _priced(imported, model, cluster)
     document = dict(answer.document or {})
     plans: Sequence[Mapping[str, Any]] = document.get("plans") or []
-    present = {**imported.to_json(), "prediction": price}
+    present = {**imported.to_json(), "program": program, "prediction": price}
     if plans:
         present["difference"] = difference(price, plans[0])
     document["present"] = present
     text = f"{answer.text}\n\n{beside_text(present, plans[0] if plans else None)}"
     return Answer(text=text, document=document, exit_code=answer.exit_code)
+
+
+def _priced(imported: Imported, model: Model, cluster: Cluster) -> tuple[Mapping[str, Any], str]:
+    """A plan priced as its own engine runs it, and the name of that program."""
+    software = BY_ENGINE[imported.engine]
+    found = predict(model, cluster, imported.workload, as_run(imported.plan, software), software)
+    return replace(found, plan=imported.plan).to_json(), software.name
 
 
 def difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from triptych.cluster.cluster import Cluster
 from triptych.cost.kernels.rates import Rates
 from triptych.cost.software import Software
 from triptych.model.model import Model
+from triptych.plan.matrices import MUON
 from triptych.plan.plan import Plan
 from triptych.plan.transfer import has_one_spread
 from triptych.schedule.traits import TRAITS
@@ -20,10 +21,11 @@ def assumptions(
     rates: Rates,
     software: Software,
     simulated: bool,
+    optimizer: str = "adamw",
 ) -> Mapping[str, tuple[str, ...]]:
     """Texts by term of the prediction; only those that bear on this plan."""
     terms = {
-        "compute": tuple(_compute(plan, rates, cluster, software)),
+        "compute": tuple(_compute(plan, rates, cluster, software, optimizer)),
         "communication": tuple(_communication(plan, rates, cluster, software)),
         "bubble": tuple(_bubble(plan, simulated)),
         "memory": tuple(_memory(plan, rates, software)),
@@ -32,7 +34,9 @@ def assumptions(
     return {term: texts for term, texts in terms.items() if texts}
 
 
-def _compute(plan: Plan, rates: Rates, cluster: Cluster, software: Software) -> Iterator[str]:
+def _compute(
+    plan: Plan, rates: Rates, cluster: Cluster, software: Software, optimizer: str
+) -> Iterator[str]:
     device = cluster.device
     yield (
         f"products that last attain {device.gemm_efficiency:.0%} of {rates.peak_flops / 1e12:.4g} "
@@ -46,6 +50,8 @@ def _compute(plan: Plan, rates: Rates, cluster: Cluster, software: Software) -> 
         yield f"eager element-wise kernels move {traffic:g} x the bytes of fused ones"
     if len(cluster.groups) > 1:
         yield "every rank runs at the pace of the slowest device"
+    if optimizer == MUON:
+        yield "Muon's products run as large ones do; every rank has its share of the matrices"
     if plan.offload != "none":
         yield f"offload={plan.offload}: the time of moving is not counted"
 

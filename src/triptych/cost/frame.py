@@ -281,6 +281,7 @@ class Frame:
             last_backward_s=cost.backward_s,
             sequence_parallel=setting.sequence_parallel,
             memory_bytes_per_s=self.pricer.rates(setting.dtype).memory_bytes_per_s,
+            matrix_flops_per_s=self.pricer.rates("bf16").gemm_flops,
             software=self.pricer.software,
             is_cpu=self.is_cpu,
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from triptych.cost.orthogonal import dense_matrices, expert_matrices
 from triptych.cost.shard import LocalOperator
 from triptych.model.model import Block
 
@@ -17,7 +18,8 @@ class Holdings(NamedTuple):
 
     `replicated` are the same on all tensor ranks, `copied` are KV heads repeated on several; both
     are counted in `dense` (experts' output biases in `expert`). `tied` is the table that first and
-    last stage both hold.
+    last stage both hold. Under Muon `matrices` and `expert_matrices` are what it updates, one by
+    one, with so many FLOPs.
     """
 
     dense: int = 0
@@ -26,6 +28,10 @@ class Holdings(NamedTuple):
     partial: int = 0  # replicated weights whose gradients are partial even without SP
     copied: int = 0
     tied: int = 0
+    matrices: int = 0
+    expert_matrices: int = 0
+    matrix_flops: int = 0
+    expert_matrix_flops: int = 0
 
     @property
     def total(self) -> int:
@@ -35,6 +41,17 @@ class Holdings(NamedTuple):
     def plus(self, other: Holdings, times: int = 1) -> Holdings:
         """The sum with `times` another."""
         return Holdings(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+def with_matrices(held: Holdings, local: Sequence[LocalOperator], block: Block) -> Holdings:
+    """The holdings of a layer with what Muon updates."""
+    dense, expert = dense_matrices(local, block), expert_matrices(local, block)
+    return held._replace(
+        matrices=dense.elements,
+        expert_matrices=expert.elements,
+        matrix_flops=dense.flops,
+        expert_matrix_flops=expert.flops,
+    )
 
 
 def holdings(

@@ -73,6 +73,7 @@ def state_bytes(
     own = dense / storage.shards + expert / storage.expert_shards
     zero = storage.zero
     optimizer = (own if zero >= 1 else held) * (storage.optimizer_bytes + footprint.owned_bytes)
+    optimizer -= storage.moment_bytes * _muon_elements(stages, storage)
     gradient_bytes = storage.gradient_bytes
     if footprint.narrow_gradients and gradient_bytes > storage.parameter_bytes:
         gradient_bytes += storage.parameter_bytes
@@ -83,6 +84,15 @@ def state_bytes(
         0.0 if storage.is_offloaded else optimizer,
         buffers(stages, storage, held),
     )
+
+
+def _muon_elements(stages: Sequence[StageCost], storage: Storage) -> float:
+    """Elements of matrices that have no second moment on a rank."""
+    dense = sum(stage.holdings.matrices for stage in stages)
+    expert = sum(stage.holdings.expert_matrices for stage in stages)
+    if not storage.zero:
+        return float(dense + expert)
+    return dense / storage.shards + expert / storage.expert_shards
 
 
 def work_bytes(stages: Sequence[StageCost], moments: Sequence[Moment]) -> tuple[float, float]:

@@ -113,7 +113,13 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
         runnable=not reasons,
         reasons=reasons,
         assumptions=assumptions(
-            plan, pricer.model, pricer.cluster, rates, pricer.software, is_whole
+            plan,
+            pricer.model,
+            pricer.cluster,
+            rates,
+            pricer.software,
+            is_whole,
+            pricer.workload.optimizer,
         ),
         plan=plan,
         timeline=predicted_timeline(frame, priced, plan.schedule) if with_timeline else None,

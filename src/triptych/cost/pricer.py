@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from triptych.cluster.cluster import Cluster
 from triptych.cost.ends import embedding_cost, head_cost
-from triptych.cost.holdings import Holdings, holdings
+from triptych.cost.holdings import Holdings, holdings, with_matrices
 from triptych.cost.kernels.collectives import Group, group
 from triptych.cost.kernels.rates import Rates, memory_limit_bytes, rates, slowest_device
 from triptych.cost.layer import layer_cost
@@ -25,6 +25,7 @@ from triptych.cost.tape import Tape, period_of, tape_of
 from triptych.model.count import training_flops_per_token
 from triptych.model.model import Model
 from triptych.model.operators import block_operators, embedding_operators, head_operators
+from triptych.plan.matrices import MUON
 from triptych.plan.plan import Stage
 from triptych.plan.workload import Workload
 from triptych.schedule.generate import build_program
@@ -238,7 +239,9 @@ class Pricer:
         if key not in self._units:
             block = self.kinds[kind] if kind >= 0 else None
             local = self.local(kind, setting)
-            self._units[key] = holdings(local, block, self.model.hidden, setting.tensor)
+            held = holdings(local, block, self.model.hidden, setting.tensor)
+            is_muon = block is not None and self.workload.optimizer == MUON
+            self._units[key] = with_matrices(held, local, block) if is_muon else held
         return self._units[key]
 
     def stage(self, counts: Counts, is_first: bool, is_last: bool, setting: Setting) -> StageCost:

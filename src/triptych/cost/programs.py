@@ -11,9 +11,11 @@ published runs of many models and plans come out (named below each family), foun
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from triptych.cost.software import Footprint, Kernels, Software
+from triptych.cost.software import TRIPTYCH, Footprint, Kernels, Software
+from triptych.plan.plan import Plan
 from triptych.units import GIB
 
 MEGATRON_2021 = Software(
@@ -157,3 +159,26 @@ INTERN_EVO = replace(
     compiled=Kernels(traffic=1.3, launches=2.4, host=1.0, loss_bytes=30.0),
     flash=2,
 )
+
+DEEPSPEED = replace(
+    MEGATRON_DEEPSPEED,
+    name="DeepSpeed",
+    eager=TRIPTYCH.eager,
+    compiled=TRIPTYCH.compiled,
+    attention="flash",
+    flash=0,
+    fuses_softmax=False,
+    splits_messages=False,
+    two_sockets=1.0,
+    checkpoint_s=1e-4,
+    is_fused=False,
+)
+"""The same engine under layers of `transformers`: its exchanges and memory, their kernels."""
+
+BY_ENGINE: Mapping[str, Software] = {"Megatron-LM": MEGATRON_CORE, "DeepSpeed": DEEPSPEED}
+"""What runs a plan that is read from a file of an engine."""
+
+
+def as_run(plan: Plan, software: Software) -> Plan:
+    """A plan in the words of the cost model: fused kernels count as compiled ones."""
+    return plan.with_(compile=True) if software.is_fused else plan

@@ -18,6 +18,7 @@ class Storage(NamedTuple):
     gradient_bytes: float
     reduction_bytes: float  # per gradient element on the wire
     optimizer_bytes: float
+    moment_bytes: float  # of one moment, which is all that Muon keeps of a matrix
     bucket_bytes: int
     prefetch: int
     is_offloaded: bool
@@ -50,6 +51,7 @@ class Storage(NamedTuple):
             gradient_bytes=DTYPE_BYTES[precision.gradient],
             reduction_bytes=DTYPE_BYTES[precision.reduction],
             optimizer_bytes=2 * DTYPE_BYTES[precision.moments] + master,
+            moment_bytes=DTYPE_BYTES[precision.moments],
             bucket_bytes=plan.bucket_bytes,
             prefetch=plan.prefetch,
             is_offloaded=plan.offload == "optimizer",

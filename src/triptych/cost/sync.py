@@ -54,6 +54,7 @@ def step_tail(
     last_backward_s: float,
     sequence_parallel: bool,
     memory_bytes_per_s: float,
+    matrix_flops_per_s: float,
     software: Software,
     is_cpu: bool,
 ) -> Tail:
@@ -61,6 +62,8 @@ def step_tail(
     reduction_bytes = storage.reduction_bytes
     owned = held.dense / (storage.shards if storage.zero else 1)
     owned += held.expert / (storage.expert_shards if storage.zero else 1)
+    flops = held.matrix_flops / (storage.shards if storage.zero else 1)
+    flops += held.expert_matrix_flops / (storage.expert_shards if storage.zero else 1)
     update = software.optimizer_bytes + NORM_BYTES
     if storage.parameter_bytes < 4:
         update += 4.0 + storage.parameter_bytes  # rounds the master into the parameter
@@ -70,7 +73,7 @@ def step_tail(
     return Tail(
         reduce_s=reduce_s / rate,
         other_s=_late_sums_s(held, axes, sequence_parallel, reduction_bytes / storage.divisor),
-        optimizer_s=owned * update / memory_bytes_per_s,
+        optimizer_s=owned * update / memory_bytes_per_s + flops / matrix_flops_per_s,
         gather_s=_gather_s(held, storage, axes) / rate,
     )
 

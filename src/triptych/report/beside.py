@@ -20,6 +20,7 @@ def beside_text(present: Mapping[str, Any], ours: Mapping[str, Any] | None) -> s
     """
     theirs = present["prediction"]
     lines = [f"present plan, from {present['engine']}: {plan_name(theirs)}"]
+    lines.append(f"priced as {present['program']} runs it; the best one as Triptych would")
     if not theirs.get("fits", True):
         lines.append("the present plan does not fit in memory by our account")
     heading = ("", "present", "best", "difference")

@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 
 from triptych.cli.main import run
+from triptych.cluster.text import parse_cluster
+from triptych.cost.predict import predict
+from triptych.cost.programs import MEGATRON_CORE
+from triptych.model.load import load_model
+from triptych.plan.toml import load_plan
+from triptych.plan.workload import Workload
 
 PLAN = ["plan", "llama-3.1-8b", "--cluster", "1x8xH100-SXM", "--seq", "4096", "--batch", "64"]
 PREDICT = ["predict", *PLAN[1:], "--plan", "tp=4,dp=2,zero=1,sp=1"]
@@ -68,6 +74,14 @@ def test_what_cannot_be_exported_is_refused(
     assert all(word in said for word in words), said
 
 
+def as_megatron_s(prediction: dict[str, Any]) -> float:
+    """The step of a prediction's plan under Megatron Core, with its fused kernels."""
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("1x8xH100-SXM")
+    plan = load_plan(prediction["plan"]["short"], model, cluster).with_(compile=True)
+    work = Workload(sequence_length=4096, global_batch=64)
+    return predict(model, cluster, work, plan, MEGATRON_CORE).step_time_s
+
+
 def test_the_present_plan_is_priced_beside_ours(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +97,8 @@ def test_the_present_plan_is_priced_beside_ours(
     assert gap["step_time_s"] == best["step_time_s"] - theirs["step_time_s"]
     for name in ("time_s", "memory_gib"):
         assert gap[name] == {k: best[name][k] - v for k, v in theirs[name].items()}
+    assert present["program"] == "Megatron Core"
+    assert present["prediction"]["step_time_s"] == as_megatron_s(present["prediction"])
     assert present["not_understood"] == ["--unheard-of 1"]
     assert present["model_differs"] == ["--num-layers 40 in the file, 32 in Llama-3.1-8B"]
     assert run(args) == 0
@@ -108,3 +124,4 @@ def test_a_deepspeed_file_takes_pins(tmp_path: Path, capfd: pytest.CaptureFixtur
     args = [*PLAN, "--from", str(path), "--fix", "tp=8"]
     code, document, _ = answer(args, capfd)
     assert code == 0 and document["present"]["prediction"]["plan"]["tp"] == 8
+    assert document["present"]["program"] == "DeepSpeed"

@@ -14,6 +14,7 @@ from triptych.cluster.cluster import Cluster
 from triptych.cost import step as step_module
 from triptych.cost.predict import predict
 from triptych.cost.prediction import TIME_TERMS, Prediction
+from triptych.cost.pricer import Pricer
 from triptych.cost.software import TRIPTYCH
 from triptych.cost.step import (
     Priced,
@@ -173,6 +174,7 @@ def test_a_long_backward_hides_all_buckets_but_the_last_unless_on_a_cpu(is_cpu: 
         last_backward_s=1e3,
         sequence_parallel=False,
         memory_bytes_per_s=1e12,
+        matrix_flops_per_s=1e14,
         software=TRIPTYCH,
         is_cpu=is_cpu,
     )
@@ -186,6 +188,26 @@ def test_zero_1_shares_the_optimizer_and_sends_parameters_instead_of_gradients()
     assert sharded.memory_gib["optimizer"] == pytest.approx(plain.memory_gib["optimizer"] / 4)
     assert sharded.time_s["optimizer"] == pytest.approx(plain.time_s["optimizer"] / 4)
     assert sharded.bytes_sent_per_rank["data"] < plain.bytes_sent_per_rank["data"]
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_muon_keeps_one_moment_of_each_matrix_and_takes_the_time_of_its_products(zero: int) -> None:
+    model = llama(layers=5, hidden=256, width=704, vocab=8000)
+    chosen, where = plan(model, dp=2, zero=zero), cluster(2)
+    adamw, muon = (
+        predict(model, where, replace(work(512, 16), optimizer=name), chosen)
+        for name in ("adamw", "muon")
+    )
+    shapes = [(256, 256), (256, 128), (256, 128), (256, 256), *[(256, 704)] * 3]
+    shares = 2 if zero else 1
+    elements = 5 * sum(rows * columns for rows, columns in shapes) / shares
+    flops = 5 * sum(5 * (4 * min(s) ** 2 * max(s) + 2 * min(s) ** 3) for s in shapes) / shares
+    less_gib = adamw.memory_gib["optimizer"] - muon.memory_gib["optimizer"]
+    assert less_gib * 1024**3 == pytest.approx(4 * elements)
+    rate = Pricer(model, where, work()).rates("bf16").gemm_flops
+    more_s = muon.time_s["optimizer"] - adamw.time_s["optimizer"]
+    assert more_s == pytest.approx(flops / rate)
+    assert any("Muon" in text for text in muon.assumptions["compute"])
 
 
 def test_a_plan_that_is_too_large_says_so() -> None:
