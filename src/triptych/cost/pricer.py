@@ -25,6 +25,7 @@ from triptych.cost.tape import Tape, period_of, tape_of
 from triptych.model.count import training_flops_per_token
 from triptych.model.model import Model
 from triptych.model.operators import block_operators, embedding_operators, head_operators
+from triptych.plan.compiled import obstacle
 from triptych.plan.matrices import MUON
 from triptych.plan.plan import Stage
 from triptych.plan.workload import Workload
@@ -223,6 +224,7 @@ class Pricer:
 
     def piece(self, kind: int, setting: Setting) -> PieceCost:
         """The cost of a layer of some kind, of the embedding or of the head."""
+        setting = self._as_compiled(kind, setting)
         key = (kind, setting)
         if key not in self._layers:
             site, local = self.site(setting), self.local(kind, setting)
@@ -232,6 +234,14 @@ class Pricer:
                 cost = (embedding_cost if kind == EMBEDDING else head_cost)(site, local, setting)
             self._layers[key] = cost
         return self._layers[key]
+
+    def _as_compiled(self, kind: int, setting: Setting) -> Setting:
+        """A setting as a piece has it: some are not compiled, whatever the plan says."""
+        if not setting.compile or self.software.compiles_all:
+            return setting
+        block = self.kinds[kind] if kind >= 0 else None
+        runs = block and not obstacle(block, drops=self.model.dropout, context=setting.context)
+        return setting if runs else setting._replace(compile=False)
 
     def unit(self, kind: int, setting: Setting) -> Holdings:
         """The parameters of a layer of some kind, of the embedding or of the head on a rank."""

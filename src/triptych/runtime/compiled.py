@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from triptych.model.model import Experts, Model
+from triptych.model.model import Model
+from triptych.plan.compiled import obstacle
 from triptych.plan.plan import Plan
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.recompute import LayerInputs
@@ -240,16 +241,18 @@ def compile_layers(stages: Iterable[StageModule], plan: Plan, model: Model) -> N
     for all lengths.
     """
     refused: dict[str, list[int]] = {}
+    context = max(stage.context for stage in plan.stages)
     for stage in stages:
         for index, layer in stage.layers():
-            if reason := _obstacle(plan, model, index):
+            block = model.blocks[index]
+            if reason := obstacle(block, drops=model.dropout, context=context):
                 refused.setdefault(reason, []).append(index)
             else:
                 is_repeated = plan.recompute == "full" and plan.recomputes(index)
                 function = _function_of(f"layer {index}", layer, stage.tensor_number)
                 inputs = stage.layer_inputs if is_repeated else None
-                block = Block(layer, function, stage.sequence_split, inputs)
-                setattr(layer, "forward", block)  # noqa: B010
+                compiled = Block(layer, function, stage.sequence_split, inputs)
+                setattr(layer, "forward", compiled)  # noqa: B010
     for reason, layers in refused.items():
         which = ", ".join(map(str, layers))
         _LOG.warning("not compiled, since %s: layers %s", reason, which)
@@ -261,20 +264,6 @@ def _function_of(name: str, layer: nn.Module, comm: int | None) -> _Function:
     if kind not in _FUNCTIONS:
         _FUNCTIONS[kind] = _Function(name, inspect.unwrap(type(layer).forward))
     return _FUNCTIONS[kind]
-
-
-def _obstacle(plan: Plan, model: Model, index: int) -> str | None:
-    """Why a layer cannot be compiled."""
-    block = model.blocks[index]
-    reasons = (
-        (isinstance(block.mlp, Experts), "its experts get as many tokens as its router sends"),
-        (model.dropout or block.attention.dropout, "dropout draws a mask for every sequence"),
-        (
-            any(stage.context > 1 for stage in plan.stages),
-            "its attention passes keys from rank to rank",
-        ),
-    )
-    return next((reason for is_so, reason in reasons if is_so), None)
 
 
 _OWN = frozenset({"layer_idx", "_place", "gradient_checkpointing", "_gradient_checkpointing_func"})

@@ -10,7 +10,8 @@ from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 from triptych.cluster.cluster import Cluster
-from triptych.model.model import Model
+from triptych.model.model import Block, Model
+from triptych.plan.compiled import obstacle
 from triptych.plan.context import divides_heads
 from triptych.plan.matrices import optimizer_problems
 from triptych.plan.nearby import divisors
@@ -178,7 +179,7 @@ class Space:
         tp, _, dp, cp, ep = degrees
         stop = self.model.num_layers
         whole = Stage(start=0, stop=stop, data=dp, tensor=tp, context=cp, expert=ep)
-        base = self.base.with_(stages=(whole,), chunks=1)
+        base = self.base.with_(stages=(whole,), chunks=1, compile=self.compiles(cp))
         choices = product(
             self.offloads(),
             self.recomputes(),
@@ -200,6 +201,20 @@ class Space:
             )
             for shards in self.shard_activations(plan):
                 yield plan.with_(shard_activations=True) if shards else plan
+
+    def compiles(self, context: int) -> bool:
+        """Whether layers are compiled: pinned, or on GPUs where some can be: it costs no time."""
+        if "compile" in self.pins.values:
+            return self.base.compile
+        drops = self.model.dropout
+        return self.cluster.device.kind in ("cuda", "rocm") and any(
+            obstacle(block, drops=drops, context=context) is None for block in self._kinds
+        )
+
+    @cached_property
+    def _kinds(self) -> frozenset[Block]:
+        """The model's layers, alike ones once."""
+        return frozenset(self.model.blocks)
 
     def microbatches(self, dp: int) -> list[int]:
         """Micro-batches, ascending, by which a data rank's share of the batch divides."""

@@ -55,6 +55,11 @@ def settings(fixed: Mapping[str, str]) -> list[dict[str, Any]]:
     return found
 
 
+def compiles(model: Model, cluster: Cluster) -> bool:
+    """On GPUs layers without experts are compiled."""
+    return cluster.device.kind != "cpu" and model.experts is None
+
+
 def every_plan(
     model: Model,
     cluster: Cluster,
@@ -79,7 +84,10 @@ def every_plan(
             if repeats:
                 continue
             shard = inside if one["hybrid_shard"] else 0
-            whole = plan.with_(**(one | {"hybrid_shard": shard}), precision=used)
+            is_compiled = compiles(model, cluster)
+            whole = plan.with_(
+                **(one | {"hybrid_shard": shard, "compile": is_compiled}), precision=used
+            )
             if not verify(whole, model, cluster, workload):
                 yield whole
 
@@ -96,10 +104,13 @@ def _pipelines(
         if rest or workload.global_batch % dp:
             continue
         sizes = divisors(workload.global_batch // dp)
-        again, is_parallel = fixed.get("recompute", "none"), "sequence_parallel" in fixed
+        least_again = "none" if fixed.get("recompute_every", "1") == "1" else "selective"
+        again, is_parallel = fixed.get("recompute", least_again), "sequence_parallel" in fixed
         is_parallel = is_parallel and tp > 1 and fixed["sequence_parallel"] == "True"
         first = int(fixed.get("microbatch", sizes[0]))
-        setting = Setting(tp, 1, ep, is_parallel, first, again, "sdpa", False, dtype)
+        setting = Setting(
+            tp, 1, ep, is_parallel, first, again, "sdpa", compiles(model, cluster), dtype
+        )
         least = TRAITS[fixed.get("schedule", "1f1b")].least_chunks
         for chunks, schedule, microbatch in product(CHUNKS if pp > 1 else [least], TRAITS, sizes):
             count = workload.global_batch // (dp * microbatch)
