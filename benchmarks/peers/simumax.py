@@ -1,8 +1,8 @@
 """A measured run in the words of SimuMax (MooreThreads), and its system files.
 
 SimuMax knows dense models, experts and latent attention under tensor, pipeline, data, context and
-expert parallelism as Megatron runs them, on the systems that it ships: A100 (the PCIe card, which
-stands in for the others) and B200. Its checkout is given by the user.
+expert parallelism as Megatron runs them, on the systems that it ships: A100 (the PCIe card) and
+B200. Its checkout is given by the user.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from triptych.model.model import Experts
 from triptych.validate.case import Case
 from triptych.validate.table import Skip
 
-SYSTEMS = {"A100": "a100_pcie.json", "B200": "b200_bf16_ceperm.json"}
+SYSTEMS = {"A100-PCIe": "a100_pcie.json", "B200": "b200_bf16_ceperm.json"}
 TE_VERSION = "2.11.0"
 """Of the runs that its B200 file is made for."""
 

@@ -18,17 +18,23 @@ from triptych.cluster.cluster import Cluster
 from triptych.cluster.text import parse_cluster
 from triptych.cost.predict import predict as price_plan
 from triptych.cost.prediction import Prediction
+from triptych.cost.serving.engines import engine_named
+from triptych.cost.serving.predict import ServingPrediction
+from triptych.cost.serving.predict import predict_serving as price_serving
 from triptych.cost.uncertainty import MEMORY_SPARE
 from triptych.errors import PlanError, Problem
 from triptych.model.load import load_model
 from triptych.model.model import Model
 from triptych.plan.plan import Plan
 from triptych.plan.rules import require_legal
+from triptych.plan.serving import ServingPlan, ServingWorkload
+from triptych.plan.serving_short import broken_rules, parse_serving_plan, read_settings
 from triptych.plan.toml import load_plan
 from triptych.plan.workload import Workload
 from triptych.search.objective import Objective
 from triptych.search.result import SearchResult
 from triptych.search.search import search
+from triptych.search.serving import ServingQuestion, ServingResult, search_serving
 
 if TYPE_CHECKING:
     from triptych.train.environment import Place
@@ -38,7 +44,14 @@ if TYPE_CHECKING:
     from triptych.train.prepare import Draft
     from triptych.train.result import Summary
 
-__all__ = ["TrainResult", "find_plan", "predict", "train"]
+__all__ = [
+    "TrainResult",
+    "find_plan",
+    "find_serving_plan",
+    "predict",
+    "predict_serving",
+    "train",
+]
 
 _PREPARE = "triptych.train.prepare"
 _PLANNING = "triptych.train.planning"
@@ -95,6 +108,51 @@ def predict(
     chosen = load_plan(plan, shape, where) if isinstance(plan, str) else plan
     require_legal(chosen, shape, where, workload)
     return price_plan(shape, where, workload, chosen)
+
+
+# ---- serving -----------------------------------------------------------------------------------
+
+
+def find_serving_plan(
+    model: str | Model,
+    cluster: str | Cluster,
+    requests: ServingWorkload,
+    *,
+    engine: str = "triptych",
+    fixed: Mapping[str, str] | None = None,
+    top: int = 5,
+) -> ServingResult:
+    """The best ways to serve a model on a cluster, with prices and reasons.
+
+    `requests` has lengths, arrivals and objectives; `fixed` holds settings that every plan keeps,
+    such as `{"tp": "8", "weights": "fp8"}`. Raises InputError for what cannot be asked.
+    """
+    question = ServingQuestion(
+        model=_model(model),
+        cluster=_cluster(cluster),
+        workload=requests,
+        engine=engine_named(engine),
+        fixed=read_settings(",".join(f"{key}={value}" for key, value in (fixed or {}).items())),
+    )
+    return search_serving(question, top)
+
+
+def predict_serving(
+    model: str | Model,
+    cluster: str | Cluster,
+    plan: str | ServingPlan,
+    requests: ServingWorkload,
+    *,
+    engine: str = "triptych",
+) -> ServingPrediction:
+    """Latencies, throughput and room of one serving plan. Raises PlanError if it is not legal."""
+    shape, where, described = _model(model), _cluster(cluster), engine_named(engine)
+    if isinstance(plan, str):
+        most = {"batch": described.max_batch, "chunk": described.chunk_tokens}
+        plan = parse_serving_plan(plan, shape, where, **most)
+    elif problems := broken_rules(plan, shape, where):
+        raise PlanError(problems)
+    return price_serving(shape, where, requests, plan, described)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,9 +63,11 @@ def with_export(
     redirected, and what would have stood there goes to stderr. Raises PlanError if the engine
     cannot express the plan at all.
     """
-    if name is None:
-        return answer
-    exported = export(subject, name)
+    return answer if name is None else exported_with(answer, export(subject, name), path, as_json)
+
+
+def exported_with(answer: Answer, exported: Export, path: Path | None, as_json: bool) -> Answer:
+    """As `with_export`, for what is written already."""
     if path:
         _write(path, exported.text)
     document = {**(answer.document or {}), "export": exported.to_json()}

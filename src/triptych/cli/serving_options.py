@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any, Concatenate
 
 import typer
 
+from triptych.cli.answer import Answer
+from triptych.cli.inputs import read_cluster_option
+from triptych.cli.options import ClusterOption, ModelArgument
 from triptych.cluster.cluster import Cluster
-from triptych.cost.serving.engine import TRIPTYCH, Engine
-from triptych.cost.serving.engines import SGLANG, TENSORRT_LLM_TORCH, VLLM
+from triptych.cost.serving.engine import Engine
+from triptych.cost.serving.engines import BY_NAME, engine_named
 from triptych.errors import InputError, Problem
 from triptych.model.count import parameters
+from triptych.model.load import load_model
 from triptych.model.model import Model
 from triptych.plan.serving import ServingWorkload
 from triptych.units import format_bytes, format_count
-
-ENGINES: dict[str, Engine] = {
-    "triptych": TRIPTYCH,
-    "vllm": VLLM,
-    "sglang": SGLANG,
-    "tensorrt-llm": TENSORRT_LLM_TORCH,
-}
 
 RateOption = Annotated[
     float | None, typer.Option(metavar="R", help="Requests that arrive in a second.")
@@ -40,8 +41,65 @@ TpotOption = Annotated[
     float | None, typer.Option("--slo-tpot", metavar="S", help="Most seconds between tokens.")
 ]
 EngineOption = Annotated[
-    str, typer.Option(metavar="NAME", help="Priced as it runs under: " + ", ".join(ENGINES) + ".")
+    str, typer.Option(metavar="NAME", help="Priced as it runs under: " + ", ".join(BY_NAME) + ".")
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The model, the cluster, the requests and the engine of a command line."""
+
+    source: str  # MODEL as it was given
+    model: Model
+    cluster: Cluster
+    workload: ServingWorkload
+    engine: Engine
+    engine_name: str
+
+
+def asked(
+    model: ModelArgument,
+    cluster: ClusterOption,
+    rate: RateOption = None,
+    concurrency: ConcurrencyOption = None,
+    input_tokens: InputOption = 1024,
+    output_tokens: OutputOption = 256,
+    slo_ttft: TtftOption = None,
+    slo_tpot: TpotOption = None,
+    engine: EngineOption = "triptych",
+) -> Asked:
+    """What these options say. Raises InputError with everything that is wrong with them."""
+    shape, where = load_model(model), read_cluster_option(cluster)
+    return Asked(
+        source=model,
+        model=shape,
+        cluster=where,
+        workload=serving_workload(
+            shape, input_tokens, output_tokens, rate, concurrency, slo_ttft, slo_tpot
+        ),
+        engine=engine_named(engine),
+        engine_name=engine,
+    )
+
+
+def asking(command: Callable[Concatenate[Asked, ...], Answer]) -> Callable[..., Answer]:
+    """A command whose options begin with those of `asked`, and that is called with what they say.
+
+    Typer reads signatures, so the options stand once, in that of `asked`.
+    """
+    shared = inspect.signature(asked, eval_str=True).parameters
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+
+    @wraps(command)
+    def run(**options: Any) -> Answer:
+        said = asked(**{name: options.pop(name) for name in shared})
+        return command(said, **options)
+
+    parameters_ = [*shared.values(), *own]
+    keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters_]
+    run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters_}
+    return run
 
 
 def serving_workload(
@@ -80,19 +138,9 @@ def serving_workload(
     )
 
 
-def engine_named(name: str) -> Engine:
-    """An engine by its name. Raises InputError for an unknown one."""
-    if name not in ENGINES:
-        raise InputError(
-            Problem(f"--engine {name}", "is an engine that is described", ", ".join(ENGINES))
-        )
-    return ENGINES[name]
-
-
-def serving_headline(
-    model: Model, cluster: Cluster, workload: ServingWorkload, engine: str
-) -> tuple[str, dict[str, object]]:
+def serving_headline(said: Asked) -> tuple[str, dict[str, object]]:
     """What a plan or a price is for, as text and as JSON."""
+    model, cluster, workload = said.model, said.cluster, said.workload
     count = parameters(model)
     memory = format_bytes(cluster.device.memory_bytes)
     load = f"{workload.input_tokens:.0f} tokens in, {workload.output_tokens:.0f} out, "
@@ -105,7 +153,7 @@ def serving_headline(
     lines = [
         f"model     {model.name}: {model.num_layers} layers, {format_count(count)} parameters",
         f"cluster   {cluster.name}: {cluster.num_devices} x {cluster.device.name} of {memory}",
-        f"requests  {load}, engine {engine}",
+        f"requests  {load}, engine {said.engine_name}",
     ]
     lines += [f"unreliable: {reason}" for reason in model.unreliable]
     document: dict[str, object] = {
@@ -114,7 +162,7 @@ def serving_headline(
         "parameters": count,
         "cluster": cluster.name,
         "num_devices": cluster.num_devices,
-        "engine": engine,
+        "engine": said.engine_name,
         "input_tokens": workload.input_tokens,
         "output_tokens": workload.output_tokens,
         "rate": workload.rate,

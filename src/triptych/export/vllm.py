@@ -7,25 +7,31 @@ from collections.abc import Iterator
 
 from triptych.errors import Problem
 from triptych.export.target import Account, Export, Subject, commented
+from triptych.model.model import Model
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import placement
 
 _TRAINING = "training only"
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
 ATTENTION = {"flash": "FLASH_ATTN"}
 
 
 def impossible_in_vllm(subject: Subject) -> Iterator[Problem]:
     """What vLLM would refuse to start with."""
-    plan, model = subject.plan, subject.model
-    query, kv = model.query_heads, model.kv_heads
-    if query % plan.tp or (kv % plan.tp and plan.tp % kv):
-        what = f"tp={plan.tp} for {query} query heads and {kv} KV heads"
-        rule = "vLLM divides query heads evenly, and KV heads evenly or not at all"
-        yield Problem(what, rule, "--fix tp=1, or another divisor of both")
-    if plan.precision.parameter not in _DTYPES:
+    plan = subject.plan
+    yield from heads_problem(subject.model, plan.tp)
+    if plan.precision.parameter not in DTYPES:
         what = f"precision={plan.precision.parameter}"
         yield Problem(what, "vLLM serves in fp32, bf16, fp16 or fp8", "--fix precision=bf16")
+
+
+def heads_problem(model: Model, tensor: int) -> Iterator[Problem]:
+    """What is wrong with so many tensor ranks, if anything."""
+    query, kv = model.query_heads, model.kv_heads
+    if query % tensor or (kv % tensor and tensor % kv):
+        what = f"tp={tensor} for {query} query heads and {kv} KV heads"
+        rule = "vLLM divides query heads evenly, and KV heads evenly or not at all"
+        yield Problem(what, rule, "--fix tp=1, or another divisor of both")
 
 
 def export_vllm(subject: Subject) -> Export:
@@ -38,7 +44,7 @@ def export_vllm(subject: Subject) -> Export:
         ("--tensor-parallel-size", str(plan.tp)),
         ("--pipeline-parallel-size", str(plan.pp)),
         ("--data-parallel-size", str(plan.dp)),
-        ("--dtype", _DTYPES[plan.precision.parameter]),
+        ("--dtype", DTYPES[plan.precision.parameter]),
         ("--max-model-len", str(subject.workload.sequence_length)),
         *_optional(account),
     ]

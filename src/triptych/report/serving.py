@@ -9,7 +9,7 @@ from typing import Any
 from triptych.report.text import bar, gib, number, per_second, seconds, table
 
 _WIDTH = 30
-_TERMS = {
+STEP_TERMS = {
     "products": "products",
     "attention": "attention over the cache",
     "kernels": "other kernels",
@@ -22,9 +22,11 @@ _TERMS = {
 def serving_table(document: Mapping[str, Any]) -> str:
     """The ranked plans with their figures and reasons, and what was rejected."""
     plans = document["plans"]
-    heading = ("#", "plan", "TTFT", "TPOT", "tokens/s", "requests/s", "at once", "cache")
-    rows = [(str(index), _name(plan), *_figures(plan)) for index, plan in enumerate(plans, start=1)]
-    parts = [table([heading, *rows], "><>>>>>>")] if rows else ["no plan meets the objectives"]
+    heading, cells = serving_cells(document)
+    rows = [(str(index), *row) for index, row in enumerate(cells, start=1)]
+    parts = ["no plan meets the objectives"]
+    if rows:
+        parts = [table([("#", *heading), *rows], "><>>>>>>")]
     if rows:
         parts.append("\n".join(f"{plan['plan']['short']}" for plan in plans[:1]))
         parts.append(_listed("why", [f"{i:>3}  {p['reason']}" for i, p in enumerate(plans, 1)]))
@@ -35,6 +37,14 @@ def serving_table(document: Mapping[str, Any]) -> str:
             _listed(f"nearest: {document['nearest']['plan']['short']}", document["missing"])
         )
     return "\n\n".join([*parts, _searched(document)])
+
+
+def serving_cells(
+    document: Mapping[str, Any],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The heading and the rows of the ranked plans."""
+    heading = ("plan", "TTFT", "TPOT", "tokens/s", "requests/s", "at once", "cache")
+    return heading, [(_name(plan), *_figures(plan)) for plan in document["plans"]]
 
 
 def _name(prediction: Mapping[str, Any]) -> str:
@@ -90,7 +100,7 @@ def _step(prediction: Mapping[str, Any]) -> str:
     if not terms:
         return "no step: nothing fits beside the weights"
     largest = max(terms.values())
-    rows = [(_TERMS[k], seconds(v), bar(v, largest, _WIDTH)) for k, v in terms.items()]
+    rows = [(STEP_TERMS[k], seconds(v), bar(v, largest, _WIDTH)) for k, v in terms.items()]
     total = ("total", seconds(sum(terms.values())), "")
     title = "step of the slowest stage" if prediction["plan"]["pp"] > 1 else "step without prompts"
     return table([(title, "", ""), *rows, total], "<><")

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from triptych.api import find_serving_plan, predict_serving
 from triptych.cli.main import run
+from triptych.errors import InputError
+from triptych.plan.serving import ServingWorkload
 
 PLAN = ["plan", "llama-3.1-8b", "--cluster", "1x4xH100-SXM", "--task", "serve"]
 PREDICT = ["predict", "llama-3.1-8b", "--cluster", "1x4xH100-SXM", "--task=serve"]
@@ -59,6 +62,55 @@ def test_text_shows_the_plan_its_step_and_its_memory(capfd: pytest.CaptureFixtur
     assert run([*PREDICT, "--plan", "tp=4"]) == 0
     text = capfd.readouterr().out
     assert "step without prompts" in text and "kv cache" in text
+
+
+def test_the_best_plan_is_exported_to_vllm_and_is_the_next_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page, script = tmp_path / "page.html", tmp_path / "serve.sh"
+    args = ["--rate", "4", "--engine", "vllm", "--report", str(page)]
+    code, document = answer([*PLAN, *args, "--export", "vllm", "--export-to", str(script)], capfd)
+    assert code == 0 and document["export"]["text"] == script.read_text()
+    best = document["plans"][0]["plan"]
+    words = script.read_text().split()
+    for flag, value in (
+        ("--tensor-parallel-size", best["tp"]),
+        ("--pipeline-parallel-size", best["pp"]),
+        ("--data-parallel-size", best["replicas"]),
+        ("--max-num-seqs", best["batch"]),
+        ("--max-num-batched-tokens", best["chunk"]),
+        ("--max-model-len", 1024 + 256 + 1),
+    ):
+        assert words[words.index(flag) + 1] == str(value)
+    command = [line for line in script.read_text().splitlines() if not line.startswith("#")]
+    assert document["next"].split() == " ".join(command).split()
+    html = page.read_text()
+    assert "<html" in html
+    for text in (document["plans"][0]["reason"], "products", "kv cache", "--max-num-seqs"):
+        assert text in html
+
+
+def test_uneven_stages_and_narrow_caches_reach_vllm(capfd: pytest.CaptureFixture[str]) -> None:
+    plan = "tp=2,pp=2,layers=17+15,weights=bf16,cache=fp8"
+    assert run([*PREDICT, "--plan", plan, "--export", "vllm", "--slo-tpot", "0.1"]) == 0
+    text = capfd.readouterr().out
+    assert "VLLM_PP_LAYER_PARTITION=17,15" in text and "--kv-cache-dtype fp8" in text
+    assert "slo-tpot = 0.1 s" in text and "--quantization" not in text
+    assert run([*PREDICT, "--plan", "tp=4", "--export", "megatron"]) == 2
+    assert "--export vllm" in capfd.readouterr().err
+
+
+def test_the_functions_say_what_the_verbs_do(capfd: pytest.CaptureFixture[str]) -> None:
+    code, document = answer([*PLAN, "--rate", "4", "--fix", "tp=2"], capfd)
+    requests = ServingWorkload(input_tokens=1024, output_tokens=256, rate=4.0)
+    found = find_serving_plan("llama-3.1-8b", "1x4xH100-SXM", requests, fixed={"tp": "2"})
+    assert code == 0 and found.to_json()["plans"] == document["plans"]
+    best = found.plans[0].prediction
+    again = predict_serving("llama-3.1-8b", "1x4xH100-SXM", best.plan.short(), requests)
+    assert again == best
+    assert predict_serving("llama-3.1-8b", "1x4xH100-SXM", best.plan, requests) == best
+    with pytest.raises(InputError, match="vllm"):
+        find_serving_plan("llama-3.1-8b", "1x4xH100-SXM", requests, engine="tgi")
 
 
 def test_objectives_that_nothing_meets_exit_with_2_and_the_nearest(

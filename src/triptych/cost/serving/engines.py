@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triptych.cost.serving.engine import TRIPTYCH, Engine
+from triptych.errors import InputError, Problem
 
 VLLM_0 = Engine(
     name="vLLM 0.6-0.7",
@@ -156,3 +157,16 @@ ROCM: Mapping[str, float] = {"weight_rate": 0.65, "decode_rate": 0.2}
 
 ROCM_ROW_WISE: Mapping[str, float] = {"weight_rate": 0.08, "fp8_rate": 0.15}
 """With a scale for each row of fp8 operands, which had no kernel of its own there."""
+
+BY_NAME: Mapping[str, Engine] = {
+    name: FAMILIES[name] for name in ("triptych", "vllm", "sglang", "tensorrt-llm")
+}
+"""The engines of today by the names that users give them."""
+
+
+def engine_named(name: str) -> Engine:
+    """An engine by its name. Raises InputError for an unknown one."""
+    if name not in BY_NAME:
+        rule = "is an engine that is described"
+        raise InputError(Problem(f"--engine {name}", rule, ", ".join(BY_NAME)))
+    return BY_NAME[name]
