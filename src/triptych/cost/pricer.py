@@ -250,8 +250,9 @@ class Pricer:
             block = self.kinds[kind] if kind >= 0 else None
             local = self.local(kind, setting)
             held = holdings(local, block, self.model.hidden, setting.tensor)
-            is_muon = block is not None and self.workload.optimizer == MUON
-            self._units[key] = with_matrices(held, local, block) if is_muon else held
+            if block is not None and self.workload.optimizer == MUON:
+                held = with_matrices(held, local, block)
+            self._units[key] = held
         return self._units[key]
 
     def stage(self, counts: Counts, is_first: bool, is_last: bool, setting: Setting) -> StageCost:

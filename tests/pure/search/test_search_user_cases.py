@@ -10,11 +10,13 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from search_samples import gpus, tiny, with_memory, work
 
+from triptych.cli.main import run
 from triptych.cluster.cluster import Cluster
 from triptych.cluster.text import parse_cluster
 from triptych.cost.predict import predict
@@ -147,6 +149,35 @@ def test_pub_008_what_cannot_be_priced_is_said_and_not_guessed() -> None:
     assert result.plans[0].prediction.assumptions["model"] == strange.unreliable
     moved = search(tiny(), gpus(1, 2), work(), fixed={"offload": "optimizer"}, top=1).plans[0]
     assert any("is not counted" in text for text in moved.prediction.assumptions["compute"])
+
+
+def test_pub_008_an_unknown_architecture_is_named_in_the_answer_and_its_plan_is_marked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8}
+    sizes |= {"intermediate_size": 160, "vocab_size": 512, "max_position_embeddings": 128}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(sizes | {"model_type": "spiralformer"}))
+    args = ["plan", str(path), "--cluster", "1x2xH100-SXM", "--seq", "64", "--batch", "4"]
+    assert run([*args, "--top", "1"]) == 0
+    text = capfd.readouterr().out
+    assert "unreliable: model_type 'spiralformer' is not known" in text
+    assert "priced, not runnable" in text and "no plan that fits runs today" in text
+    assert run([*args, "--fix", "attention=spiral"]) == 2
+    said = capfd.readouterr().err
+    assert "'spiral'" in said and "one of sdpa, eager, flash" in said
+
+
+def test_pub_008_a_layout_of_the_user_has_its_terms_and_its_difference_to_the_best(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    args = ["plan", "llama-3.2-1b", "--cluster", "1x4xH100-SXM", "--seq", "1024", "--batch", "16"]
+    assert run([*args, "--fix", "tp=4,pp=1,zero=0", "--top", "1", "--json"]) == 0
+    named = json.loads(capfd.readouterr().out)["plans"][0]
+    assert run([*args, "--top", "1", "--json"]) == 0
+    best = json.loads(capfd.readouterr().out)["plans"][0]
+    assert named["plan"]["tp"] == 4 and named["reason"] and named["time_s"] and named["memory_gib"]
+    assert best["step_time_s"] <= named["step_time_s"]
 
 
 def test_pub_008_what_is_priced_but_does_not_run_is_marked() -> None:
