@@ -56,6 +56,10 @@ class Trace:
         """The first requests."""
         return replace(self, **{name: getattr(self, name)[:count] for name in _PER_REQUEST})
 
+    def only(self, chosen: NDArray[np.bool_]) -> Trace:
+        """The requests that are chosen, at their own times."""
+        return replace(self, **{name: getattr(self, name)[chosen] for name in _PER_REQUEST})
+
     def capped(self, prompt_tokens: int, output_tokens: int) -> Trace:
         """The same requests, none longer than a model's limits."""
         prompts = np.minimum(self.prompt_tokens, prompt_tokens)
