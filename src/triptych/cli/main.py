@@ -24,6 +24,7 @@ VERBS = {
     "plan": "find the fastest way to split a model over a cluster (--task serve: to serve it)",
     "predict": "price one plan: step time, memory, traffic (--task serve: latencies)",
     "validate": "predicted beside measured for a table of runs",
+    "measure": "calibrate this machine or cluster: what its kernels and links attain",
     "schedule": "print, check and draw a pipeline program",
     "train": "train a model as a job file says",
     "verify": "is this layout numerically the same as one process?",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from triptych.cluster.measured import Measured, Messages
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -13,7 +15,7 @@ class Device:
     `peak_flops` is the dense sheet peak by dtype; what is attained of it: `gemm_burst` by short
     matrix products, `gemm_efficiency` by those that last (power), `flash_efficiency` by attention
     kernels of the first, second and third generation on long sequences; `memory_efficiency` of the
-    memory's by memory-bound operators.
+    memory's by memory-bound operators. What was `measured` on it counts instead where it is there.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Device:
     memory_efficiency: float = 0.85
     operator_s: float = 5e-6  # host or launch time of one operator
     source: str = ""
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,7 @@ class Link:
     start_s: float = 0.0
     ramp_s: float = 0.0
     source: str = ""
+    measured: Messages = field(default_factory=dict)  # counts instead where it is there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@
     link = { name = "NVLink", latency_s = 2e-6, bytes_per_s = 450e9 }
 
 A device or link table may have `base`, a name of the catalogue: what the table leaves out is then
-taken from there. Reading is strict: every unknown key (with the nearest valid one), missing key
+taken from there. Either may have a table `measured` (`measured_toml.py`), as `triptych measure`
+writes it. Reading is strict: every unknown key (with the nearest valid one), missing key
 and wrong value is reported at once.
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from triptych.cluster.catalogue import DTYPES, entries, fabrics
 from triptych.cluster.cluster import Cluster, Device, Link, NodeGroup
+from triptych.cluster.measured_toml import device_lines, link_lines, read_device, read_link
 from triptych.cluster.names import find_device
 from triptych.cluster.table import Table
 from triptych.errors import ClusterError, Problem, nearest
@@ -73,11 +75,17 @@ def write_cluster(cluster: Cluster) -> str:
         "",
         "[network]",
         *_link_lines(cluster.network),
+        *link_lines(cluster.network.measured, "network.measured"),
     ]
     for group in cluster.groups:
         lines += ["", "[[groups]]", f"nodes = {group.nodes}"]
         lines += [f"devices_per_node = {group.devices_per_node}", "", "[groups.link]"]
-        lines += [*_link_lines(group.link), "", "[groups.device]", *_device_lines(group.device)]
+        lines += [
+            *_link_lines(group.link),
+            *link_lines(group.link.measured, "groups.link.measured"),
+        ]
+        lines += ["", "[groups.device]", *_device_lines(group.device)]
+        lines += device_lines(group.device.measured, "groups.device.measured")
     return "\n".join(lines) + "\n"
 
 
@@ -144,6 +152,7 @@ def _device(parent: Table) -> Device:
         memory_efficiency=table.share("memory_efficiency", (base or _NO_DEVICE).memory_efficiency),
         operator_s=table.number("operator_s", (base or _NO_DEVICE).operator_s),
         source=table.string("source", default=base.source if base else ""),
+        measured=read_device(table) or (base.measured if base else None),
     )
     table.check_unknown()
     return device
@@ -203,6 +212,7 @@ def _link(parent: Table, key: str) -> Link:
         start_s=table.number("start_s", base.start_s if base else 0.0),
         ramp_s=table.number("ramp_s", base.ramp_s if base else 0.0),
         source=table.string("source", default=base.source if base else ""),
+        measured=read_link(table),
     )
     table.check_unknown()
     return link

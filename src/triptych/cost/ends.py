@@ -91,6 +91,8 @@ def _chunk_s(
     rates, k, n = site.rates, product.k, product.n
     moved_bytes = rows * n * site.software.kernels(setting.compile).loss_bytes
     moved_s = moved_bytes / rates.memory_bytes_per_s / 2.0
+    if rates.kernels:
+        moved_s = rates.kernels.operators["loss"][0].above_least(rows * n) / 2.0
     issued_s = host_s(site, setting, LOSS_OPERATORS)[0] / 2.0
     gradients_s = gemm_s(rates, rows, n, k) + gemm_s(rates, k, rows, n)
     return (

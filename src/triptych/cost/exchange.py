@@ -26,7 +26,8 @@ def halves_s(site: Site, setting: Setting, halves: int) -> float:
     size_bytes = site.activation_bytes(setting)
     exposed = 1.0 - site.software.hides_tensor
     if setting.sequence_parallel:
-        return exposed * halves * site.tensor.gather_s(size_bytes)
+        both_s = site.tensor.gather_s(size_bytes) + site.tensor.scatter_s(size_bytes)
+        return exposed * halves / HALVES * both_s
     return exposed * halves / HALVES * site.tensor.all_reduce_s(size_bytes)
 
 

@@ -274,14 +274,16 @@ class Frame:
 
     def _stage_tail(self, index: int, storage: Storage) -> Tail:
         cost, setting = self.costs[index], self.settings[index]
+        rates = self.pricer.rates(setting.dtype)
         return step_tail(
             cost.holdings,
             self.storage(storage, index),
             self.axes(index),
             last_backward_s=cost.backward_s,
             sequence_parallel=setting.sequence_parallel,
-            memory_bytes_per_s=self.pricer.rates(setting.dtype).memory_bytes_per_s,
+            memory_bytes_per_s=rates.memory_bytes_per_s,
             matrix_flops_per_s=self.pricer.rates("bf16").gemm_flops,
+            optimizer=rates.optimizer,
             software=self.pricer.software,
             is_cpu=self.is_cpu,
         )

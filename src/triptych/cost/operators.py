@@ -19,9 +19,6 @@ NORM_RATE = 0.69
 """Rate of a norm against that of an addition (vidur's A100 and H100 tables: 105 and 55 us for a
 row read and written, and one more read)."""
 
-HOST_BACKWARD = 1.45
-"""Host time of the backward over the forward's."""
-
 GENERATIONS = {"sdpa": 2, "flash": 3}
 """Attention kernels by a plan's `attention`: torch's own, and the flash-attention library's."""
 
@@ -65,7 +62,7 @@ def host_s(site: Site, setting: Setting, count: float) -> tuple[float, float]:
     seconds = count * kernels.launches * kernels.host * site.rates.operator_s
     if setting.tensor > SOCKET_DEVICES:
         seconds *= site.software.two_sockets
-    return seconds, seconds * HOST_BACKWARD
+    return seconds, seconds * site.rates.host_backward
 
 
 def issued_operators(site: Site, local: Sequence[LocalOperator], setting: Setting) -> float:
@@ -140,9 +137,21 @@ def _softmax_is_fused(site: Site, local: LocalOperator, setting: Setting) -> boo
     return site.software.fuses_softmax and matrices % SOFTMAX_ROWS == 0
 
 
+def measured_as(name: str) -> str:
+    """The kind of measured operator that a memory-bound one is like."""
+    if name.endswith("_norm") or name.startswith("qk_norm"):
+        return "norm"
+    kinds = {"temperature": "rotary", "dispatch": "rows", "combine": "rows"}
+    kinds |= {name: name for name in ("rotary", "embedding")}
+    return "activation" if name.endswith("_activation") else kinds.get(name, "residual")
+
+
 def _memory(site: Site, local: LocalOperator, setting: Setting) -> Seconds:
     rates = site.rates
     elements = local.elements + local.sequence_elements / setting.sequence_split
+    if rates.kernels:
+        pair = rates.kernels.operators[measured_as(local.operator.name)]
+        return Seconds(*(curve.above_least(elements * site.tokens(setting)) for curve in pair))
     traffic = site.software.kernels(setting.compile).traffic
     if local.operator.name.endswith("_norm") and not rates.is_cpu:
         traffic /= NORM_RATE

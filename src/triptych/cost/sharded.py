@@ -43,7 +43,7 @@ def sharded_pass(
     if storage.zero < 2 or data.size == 1:
         return Exposed(0.0, 0.0)
     unit = held.total / num_units
-    scatter_s = data.gather_s(unit * storage.reduction_bytes) if storage.reduces_each else 0.0
+    scatter_s = data.scatter_s(unit * storage.reduction_bytes) if storage.reduces_each else 0.0
     gather_s = data.gather_s(unit * storage.parameter_bytes) if storage.zero >= 3 else 0.0
     hides = 0.0 if is_cpu else OVERLAP
     return Exposed(

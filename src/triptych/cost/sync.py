@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from triptych.cluster.measured import Curve
 from triptych.cost.holdings import Holdings
 from triptych.cost.kernels.collectives import Group
 from triptych.cost.software import Software
@@ -57,14 +58,19 @@ def step_tail(
     matrix_flops_per_s: float,
     software: Software,
     is_cpu: bool,
+    optimizer: Curve | None = None,
 ) -> Tail:
-    """Exposed seconds of a stage's end of step; the last backward hides reductions."""
+    """Exposed seconds of a stage's end of step; the last backward hides reductions.
+
+    An `optimizer` that was measured does updates in fp32, the norm included.
+    """
     reduction_bytes = storage.reduction_bytes
     owned = held.dense / (storage.shards if storage.zero else 1)
     owned += held.expert / (storage.expert_shards if storage.zero else 1)
     flops = held.matrix_flops / (storage.shards if storage.zero else 1)
     flops += held.expert_matrix_flops / (storage.expert_shards if storage.zero else 1)
-    update = software.optimizer_bytes + NORM_BYTES
+    update = 0.0 if optimizer else software.optimizer_bytes + NORM_BYTES
+    updated_s = optimizer.at(owned) if optimizer else 0.0
     if storage.parameter_bytes < 4:
         update += 4.0 + storage.parameter_bytes  # rounds the master into the parameter
     rate = software.scatter if storage.zero else software.exchange
@@ -74,6 +80,7 @@ def step_tail(
         reduce_s=reduce_s / rate,
         other_s=_late_sums_s(held, axes, sequence_parallel, reduction_bytes / storage.divisor),
         optimizer_s=owned * update / memory_bytes_per_s + flops / matrix_flops_per_s,
+        optimizer_s=updated_s + owned * update / memory_bytes_per_s,
         gather_s=_gather_s(held, storage, axes) / rate,
     )
 
@@ -101,7 +108,7 @@ def _buckets_s(size_bytes: float, storage: Storage, group: Group) -> tuple[float
         return 0.0, 0.0
     count = max(1, math.ceil(size_bytes / storage.bucket_bytes))
     each = size_bytes / count
-    one_s = group.gather_s(each) if storage.zero else group.all_reduce_s(each)
+    one_s = group.scatter_s(each) if storage.zero else group.all_reduce_s(each)
     return count * one_s, one_s
 
 

@@ -31,6 +31,10 @@ def flash_s(
     number of tokens that a query sees (half of a causal sequence).
     """
     flops = 2.0 * heads * width * context * tokens
+    if rates.kernels:
+        forward, backward = rates.kernels.attention
+        place = (2.0 * context, width / 2.0)
+        return flops / forward.at(*place), flops / backward.at(*place)
     attained = rates.flash_flops[generation - 1]
     if rates.multiprocessors:
         attained *= 2.0 * context / (2.0 * context + FLASH_RAMP)

@@ -10,9 +10,11 @@ A100, H100 and B200 to 6-8 % in the median, from 512 bytes to 16 GiB.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from triptych.cluster.cluster import Cluster
+from triptych.cluster.measured import Curve, messages_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,7 @@ class Group:
     alone_bytes_per_s: float  # attained by a rank alone, over the slowest link
     start_s: float
     ramp_s: float
+    measured: Mapping[str, Curve] = field(default_factory=dict)  # by operation; counts instead
 
     @property
     def nodes(self) -> int:
@@ -45,6 +48,8 @@ class Group:
         """Seconds to sum `size_bytes` held by every rank, the faster of ring and tree latency."""
         if self.size == 1:
             return 0.0
+        if "all_reduce" in self.measured:
+            return self.measured["all_reduce"].at(size_bytes)
         hops = 2 * (self.nodes - 1)
         ring_s = (2 * (self.size - 1) - hops) * self.latency_s + hops * self.network_latency_s
         tree_s = 2 * (self.per_node - 1) * self.latency_s
@@ -56,9 +61,18 @@ class Group:
         )
 
     def gather_s(self, size_bytes: float) -> float:
-        """Seconds of an all-gather or reduce-scatter; `size_bytes` is the whole tensor."""
+        """Seconds of an all-gather; `size_bytes` is the whole tensor."""
+        return self._half_s("all_gather", size_bytes)
+
+    def scatter_s(self, size_bytes: float) -> float:
+        """Seconds of a reduce-scatter; `size_bytes` is the whole tensor."""
+        return self._half_s("reduce_scatter", size_bytes)
+
+    def _half_s(self, name: str, size_bytes: float) -> float:
         if self.size == 1:
             return 0.0
+        if name in self.measured:
+            return self.measured[name].at(size_bytes)
         hops = self.nodes - 1
         latency_s = (self.size - 1 - hops) * self.latency_s + hops * self.network_latency_s
         return self.start_s + latency_s + self._wire_s(gather_bytes(self.size, size_bytes))
@@ -70,6 +84,8 @@ class Group:
         """
         if self.size == 1:
             return 0.0
+        if "all_to_all" in self.measured:
+            return self.measured["all_to_all"].at(size_bytes)
         outside = (self.size - self.per_node) / self.size * size_bytes
         inside_s = self._wire_s(gather_bytes(self.size, size_bytes))
         return self.start_s + self._hop_latency_s + max(inside_s, outside / self.alone_bytes_per_s)
@@ -78,6 +94,8 @@ class Group:
         """Seconds from sending a message to a neighbour until it is there."""
         if self.size == 1:
             return 0.0
+        if "send" in self.measured:
+            return self.measured["send"].at(size_bytes)
         return self.start_s + self._hop_latency_s + size_bytes / self.alone_bytes_per_s
 
     @property
@@ -125,6 +143,9 @@ def group(cluster: Cluster, size: int, stride: int) -> Group:
         alone_bytes_per_s=inside if fits else outside,
         start_s=slowest.start_s,
         ramp_s=slowest.ramp_s,
+        measured=messages_of(slowest.measured, size, slowest.latency_s)
+        if size > 1 and (fits or per_node == 1)
+        else {},
     )
 
 

@@ -40,6 +40,8 @@ def gemm_s(rates: Rates, m: float, k: float, n: float, copies: float = 1.0) -> f
     """Seconds of `copies` products (m x k)(k x n), arithmetic and memory side by side."""
     if m <= 0 or n <= 0 or copies <= 0:
         return 0.0
+    if rates.kernels:
+        return 2.0 * m * k * n * copies / rates.kernels.products.at(m, k, n)
     moved_bytes = copies * (m * k + k * n + m * n) * rates.element_bytes
     moving_s = moved_bytes / rates.memory_bytes_per_s
     if not rates.multiprocessors:

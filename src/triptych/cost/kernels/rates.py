@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from triptych.cluster.cluster import Cluster, Device
+from triptych.cluster.measured import Curve, Kernels
 from triptych.units import DTYPE_BYTES
 
 _STAND_INS = {
@@ -14,6 +15,10 @@ _STAND_INS = {
     "fp32": ("bf16", "fp16"),
     "fp64": ("fp32",),
 }
+
+
+HOST_BACKWARD = 1.45
+"""Host time of the backward over the forward's, where it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,9 @@ class Rates:
     element_bytes: float
     is_cpu: bool
     stand_in: str = ""  # dtype whose peak was used because the sheet has none
+    host_backward: float = HOST_BACKWARD
+    kernels: Kernels | None = None  # what was measured counts instead of the rates above
+    optimizer: Curve | None = None  # the same for updates, by elements
 
     def slowed(self, rate: float) -> Rates:
         """The same with products at a part of their rate."""
@@ -61,6 +69,8 @@ def rates(device: Device, dtype: str) -> Rates:
     first, second, third = (attention_peak * share for share in device.flash_efficiency)
     share = FULL_WIDTH_EFFICIENCY if _is_full_width(device, dtype) else device.gemm_efficiency
     sustained = peak * share
+    measured = device.measured
+    host_s = measured.host_s if measured else (device.operator_s, device.operator_s * HOST_BACKWARD)
     return Rates(
         dtype=dtype,
         peak_flops=peak,
@@ -71,10 +81,13 @@ def rates(device: Device, dtype: str) -> Rates:
         ramp_k=device.gemm_ramp_k,
         multiprocessors=device.multiprocessors,
         memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
-        operator_s=device.operator_s,
+        operator_s=host_s[0],
         element_bytes=max(2.0, DTYPE_BYTES[dtype]),
         is_cpu=device.kind == "cpu",
         stand_in="" if source == dtype else source,
+        host_backward=host_s[1] / host_s[0] if host_s[0] else HOST_BACKWARD,
+        kernels=measured.kernels.get(dtype) if measured else None,
+        optimizer=measured.optimizer if measured else None,
     )
 
 

@@ -102,7 +102,7 @@ class _CrossEntropy(torch.autograd.Function):
             logits = (hidden_TH[rows] @ weight_vH.T).to(wide)
             slope = bending.bend(logits)
             factor = scale * bending.factor
-            losses, gradient = _softmax_loss(logits, labels_T[rows], vocabulary, factor)
+            losses, gradient = softmax_loss(logits, labels_T[rows], vocabulary, factor)
             loss += losses.sum()
             if grad_hidden is None:
                 continue
@@ -128,7 +128,7 @@ class _CrossEntropy(torch.autograd.Function):
         return grad_hidden.mul_(factor), grad_weight, None, None
 
 
-def _softmax_loss(
+def softmax_loss(
     logits_Tv: torch.Tensor,
     labels_T: torch.Tensor,
     vocabulary: Vocabulary,
