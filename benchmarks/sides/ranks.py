@@ -27,7 +27,7 @@ def on_ranks(world: int, function: Callable[[], Any]) -> list[Any]:
         store = dist.FileStore(str(folder / "store"), world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
 
-    return _fork(range(world), join, function)
+    return fork(range(world), join, function)
 
 
 def on_fake_rank(world: int, rank: int, function: Callable[[], Any]) -> Any:
@@ -42,10 +42,11 @@ def on_fake_rank(world: int, rank: int, function: Callable[[], Any]) -> Any:
         setattr(dist, "recv", lambda tensor, *_, **__: tensor.fill_(1))  # noqa: B010
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
 
-    return _fork([rank], join, function)[0]
+    return fork([rank], join, function)[0]
 
 
-def _fork(ranks: Any, join: Callable[[int, Path], None], function: Callable[[], Any]) -> list[Any]:
+def fork(ranks: Any, join: Callable[[int, Path], None], function: Callable[[], Any]) -> list[Any]:
+    """The result of `function` on processes that first `join`, by rank."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         children = {}

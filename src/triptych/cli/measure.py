@@ -65,10 +65,7 @@ def command(
     from triptych.measure.run import Order
 
     order = Order(out=out, dtypes=_dtypes(dtype), again=again)
-    if launched is not None:
-        found = _as_rank(order, launched)
-    else:
-        found = _here(order, ranks)
+    found = _as_rank(order, launched) if launched else _here(order, ranks)
     return Answer() if found is None else _answer(order, found)
 
 

@@ -29,8 +29,8 @@ def calibrated(
     when = max(entry.date for entry in entries.values())
     source = f"measured {when} by triptych measure, {place.world} ranks at once"
     rated = _device(entries, device, dtypes, threads, source)
-    inside = _link(entries, "link", link, source)
-    network = _link(entries, "network", link, source) if place.nodes > 1 else inside
+    inside = measured_link(entries, "link", link, source)
+    network = measured_link(entries, "network", link, source) if place.nodes > 1 else inside
     group = NodeGroup(nodes=place.nodes, devices_per_node=place.per_node, device=rated, link=inside)
     noise = [f"{name} {entry.noise:.1%}" for name, entry in entries.items()]
     return Cluster(
@@ -78,7 +78,7 @@ def _kernels(entries: Entries, dtype: str) -> Kernels:
     )
 
 
-def _link(entries: Entries, words: str, link: Link, source: str) -> Link:
+def measured_link(entries: Entries, words: str, link: Link, source: str) -> Link:
     """A link by its measured messages; one that nothing crossed stays as it is."""
     if f"{words} send" not in entries:
         return link

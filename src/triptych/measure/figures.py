@@ -42,6 +42,12 @@ def figures(place: Place, dtypes: Sequence[str]) -> list[Figure]:
         ]
         found.append(Figure(name=f"{word} attention", run=partial(attention, dtype=dtype)))
         found.append(Figure(name=f"{word} products", run=partial(products, dtype=dtype)))
+    return found + link_figures(place)
+
+
+def link_figures(place: Place) -> list[Figure]:
+    """Messages within a node and between nodes, where there are several ranks or nodes."""
+    found = []
     for words, between in (("link", False), ("network", True)):
         if group_sizes(place, between):
             found += [

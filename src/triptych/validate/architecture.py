@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from triptych.model.catalogue import catalogue
+from triptych.model.load import load_model
 from triptych.model.model import Attention, Block, Experts, Mlp, Model
 from triptych.validate.table import Row, Skip
 
@@ -19,7 +20,9 @@ HEAD_DIM = 128
 
 
 def model_of(row: Row) -> Model:
-    """The model of a row. Raises Skip if its sizes are not known."""
+    """The model of a row, by name and sizes or a config.json. Raises Skip if they do not say."""
+    if row.text("model_name").endswith(".json"):
+        return _read(row.text("model_name"))
     known = _known(row.text("model_name"))
     hidden, layers = row.count("hidden"), row.count("n_layers")
     if not layers and "slice" in row.text("model_name").lower():
@@ -39,6 +42,11 @@ def model_of(row: Row) -> Model:
     return replace(
         style, name=row.text("model_name"), hidden=hidden, vocab=vocab, blocks=(block,) * layers
     )
+
+
+@lru_cache(maxsize=16)
+def _read(path: str) -> Model:
+    return load_model(path)
 
 
 def without_dropout(model: Model) -> Model:

@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from triptych.cluster.catalogue import Entry, entries
 from triptych.cluster.cluster import Cluster, Link, NodeGroup
 from triptych.cluster.names import matches
+from triptych.cluster.toml import read_cluster
 from triptych.validate.table import Row, Skip
 
 OMNI_PATH_BYTES_PER_S = 12.5e9
@@ -23,10 +24,15 @@ _PORTS = re.compile(r"(\d+)\s*x\s*omni-path", re.IGNORECASE)
 
 
 def cluster_of(row: Row) -> Cluster:
-    """The cluster of a row. Raises Skip for a device that is not in the catalogue."""
+    """The cluster of a row, whose GPU may be a cluster file.
+
+    Raises Skip for a device that is not in the catalogue.
+    """
     count = row.count("n_gpus")
     if not count:
         raise Skip("number of GPUs not stated")
+    if row.text("gpu").endswith(".toml"):
+        return _of_file(row.text("gpu"), count)
     entry = _entry(row.text("gpu"))
     per_node = row.count("gpus_per_node") or entry.devices_per_node
     per_node = max(size for size in range(1, min(per_node, count) + 1) if count % size == 0)
@@ -35,6 +41,19 @@ def cluster_of(row: Row) -> Cluster:
     )
     network = _network(row.text("inter_node_link"), entry, per_node)
     return Cluster(name=f"{count}x{entry.device.name}", groups=(group,), network=network)
+
+
+def _of_file(path: str, count: int) -> Cluster:
+    """The cluster of a file, which must have so many devices."""
+    cluster = _read(path)
+    if cluster.num_devices != count:
+        raise Skip("cluster file and number of GPUs disagree")
+    return cluster
+
+
+@cache
+def _read(path: str) -> Cluster:
+    return read_cluster(path)
 
 
 @lru_cache(maxsize=1)
