@@ -60,7 +60,7 @@ def _communication(plan: Plan, rates: Rates, cluster: Cluster, software: Softwar
     if plan.world_size == 1:
         return
     if rates.is_cpu:
-        yield "communication does not overlap with compute: both need the processor"
+        yield "communication hides behind compute only where it waits for a slow network"
     else:
         shares = [group.link.efficiency for group in cluster.groups]
         yield (

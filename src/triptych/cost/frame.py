@@ -257,7 +257,6 @@ class Frame:
             forward_s=cost.forward_s,
             backward_s=cost.backward_s,
             most_hidden=self.pricer.software.hides_shards,
-            is_cpu=self.is_cpu,
         )
         return exposed.forward_s, exposed.backward_s
 
@@ -285,7 +284,6 @@ class Frame:
             matrix_flops_per_s=self.pricer.rates("bf16").gemm_flops,
             optimizer=rates.optimizer,
             software=self.pricer.software,
-            is_cpu=self.is_cpu,
         )
 
     # --- memory ----------------------------------------------------------------------------------

@@ -29,6 +29,9 @@ SOFTMAX_ROWS = 4
 SOFTMAX_OPERATORS = 3.0
 """Operators more than one if mask, scale and softmax are kernels of their own."""
 
+EXPERT_OPERATORS = 3.0
+"""Operators of one expert where experts run one after the other."""
+
 SOCKET_DEVICES = 4
 """Devices of a node at one of its two sockets."""
 
@@ -72,6 +75,9 @@ def issued_operators(site: Site, local: Sequence[LocalOperator], setting: Settin
         if op.operator.kind == "attention" and _is_unfused(op, setting):
             fused = _softmax_is_fused(site, op, setting)
             count += 0.0 if fused else SOFTMAX_OPERATORS
+    experts = max((op.copies for op in local), default=1)
+    if site.rates.is_cpu:  # has no grouped kernels: each expert's up, activation and down
+        count += EXPERT_OPERATORS * (experts - 1)
     return count
 
 

@@ -34,7 +34,6 @@ def sharded_pass(
     forward_s: float,
     backward_s: float,
     most_hidden: float,
-    is_cpu: bool,
 ) -> Exposed:
     """Exposed seconds of a stage's gathers and scatters; all units count as equally large.
 
@@ -45,10 +44,10 @@ def sharded_pass(
     unit = held.total / num_units
     scatter_s = data.scatter_s(unit * storage.reduction_bytes) if storage.reduces_each else 0.0
     gather_s = data.gather_s(unit * storage.parameter_bytes) if storage.zero >= 3 else 0.0
-    hides = 0.0 if is_cpu else OVERLAP
+    most = min(most_hidden, data.free_share)
     return Exposed(
-        _exposed_s(num_units * gather_s, hides * forward_s, most_hidden),
-        _exposed_s(num_layers * gather_s + num_units * scatter_s, hides * backward_s, most_hidden),
+        _exposed_s(num_units * gather_s, OVERLAP * forward_s, most),
+        _exposed_s(num_layers * gather_s + num_units * scatter_s, OVERLAP * backward_s, most),
     )
 
 

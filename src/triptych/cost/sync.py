@@ -2,7 +2,7 @@
 
 Gradients are reduced bucket by bucket behind the last micro-batch's backward. What that backward
 does not cover, the last bucket and buckets that wait for a sum over another axis are exposed; on
-CPUs everything is, because communication itself needs the processor.
+CPUs everything in which communication itself needs the processor (`Group.free_share`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ def step_tail(
     memory_bytes_per_s: float,
     matrix_flops_per_s: float,
     software: Software,
-    is_cpu: bool,
     optimizer: Curve | None = None,
 ) -> Tail:
     """Exposed seconds of a stage's end of step; the last backward hides reductions.
@@ -74,7 +73,7 @@ def step_tail(
     if storage.parameter_bytes < 4:
         update += 4.0 + storage.parameter_bytes  # rounds the master into the parameter
     rate = software.scatter if storage.zero else software.exchange
-    hidden_s = OVERLAP * last_backward_s if software.hides_gradients and not is_cpu else 0.0
+    hidden_s = OVERLAP * last_backward_s if software.hides_gradients else 0.0
     reduce_s = _exposed_reduce_s(held, storage, axes, hidden_s * rate, reduction_bytes)
     return Tail(
         reduce_s=reduce_s / rate,
@@ -99,6 +98,7 @@ def _exposed_reduce_s(
     expert_s, _ = _buckets_s(held.expert * reduction_bytes, storage, axes.expert_data)
     total_s = dense_s + expert_s
     tied_s, _ = _buckets_s(held.tied * reduction_bytes, storage, axes.data)
+    hidden_s = min(hidden_s, axes.data.free_share * total_s)
     return max(last_s, tied_s, total_s - hidden_s)
 
 

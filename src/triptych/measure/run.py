@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -70,16 +71,23 @@ def measure(order: Order, per_node: int, say: Say) -> Calibration | None:
 
 
 def _measure(watch: Watch, figure: Figure, record: Record | None) -> None:
-    try:
+    with _all_there(f"measuring {figure.name}"):
         rows, noise = figure.run(watch)
         rows = watch.of_all(rows, figure.merge)
-    except (RuntimeError, ConnectionError) as error:
-        raise RunError(
-            f"a rank was lost while measuring {figure.name}, or it failed: {error}; "
-            "what is measured is kept, the same command goes on from there"
-        ) from error
     if record:
         record.add(figure.name, Entry(rows, noise, time.strftime("%Y-%m-%d")))
+
+
+@contextmanager
+def _all_there(doing: str) -> Iterator[None]:
+    """Raises RunError if a rank is lost inside."""
+    try:
+        yield
+    except (RuntimeError, ConnectionError) as error:
+        raise RunError(
+            f"a rank was lost or failed while {doing}: {error}; "
+            "what is measured is kept, the same command goes on from there"
+        ) from error
 
 
 def _place(per_node: int) -> Place:
@@ -94,7 +102,8 @@ def _from_first(place: Place, value: list[str]) -> list[str]:
     """What rank 0 says; it also hears of rank 0's failure to begin."""
     told: list[Any] = [value]
     if place.world > 1:
-        dist.broadcast_object_list(told, 0)
+        with _all_there("meeting"):
+            dist.broadcast_object_list(told, 0)
     found: list[str] = told[0]
     return found
 

@@ -161,12 +161,15 @@ def test_a_better_cluster_is_never_slower(
     assert priced(theirs, **settings).step_time_s <= priced(ours, **settings).step_time_s
 
 
-@pytest.mark.parametrize("is_cpu", [False, True])
-def test_a_long_backward_hides_all_buckets_but_the_last_unless_on_a_cpu(is_cpu: bool) -> None:
+@pytest.mark.parametrize("free_share", [1.0, 0.25, 0.0])
+def test_a_long_backward_hides_all_buckets_but_the_last_as_far_as_devices_are_free(
+    free_share: float,
+) -> None:
     model = llama(layers=8, vocab=4096)
     chosen = plan(model, dp=2, bucket_bytes=64 * 1024)
     frame, storage = frame_of(model, chosen), Storage.of(chosen)
     held, axes = frame.costs[0].holdings, frame.axes(0)
+    axes = axes._replace(data=replace(axes.data, free_share=free_share))
     tail = step_tail(
         held,
         storage,
@@ -176,11 +179,10 @@ def test_a_long_backward_hides_all_buckets_but_the_last_unless_on_a_cpu(is_cpu: 
         memory_bytes_per_s=1e12,
         matrix_flops_per_s=1e14,
         software=TRIPTYCH,
-        is_cpu=is_cpu,
     )
     count = math.ceil(held.dense * 4 / chosen.bucket_bytes)
     bucket_s = axes.data.all_reduce_s(held.dense * 4 / count)
-    assert tail.reduce_s == pytest.approx(bucket_s * (count if is_cpu else 1))
+    assert tail.reduce_s == pytest.approx(bucket_s * max(1.0, count * (1.0 - free_share)))
 
 
 def test_zero_1_shares_the_optimizer_and_sends_parameters_instead_of_gradients() -> None:

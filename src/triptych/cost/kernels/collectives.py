@@ -32,6 +32,7 @@ class Group:
     alone_bytes_per_s: float  # attained by a rank alone, over the slowest link
     start_s: float
     ramp_s: float
+    free_share: float = 1.0  # of a collective's seconds in which the devices can compute
     measured: Mapping[str, Curve] = field(default_factory=dict)  # by operation; counts instead
 
     @property
@@ -143,10 +144,19 @@ def group(cluster: Cluster, size: int, stride: int) -> Group:
         alone_bytes_per_s=inside if fits else outside,
         start_s=slowest.start_s,
         ramp_s=slowest.ramp_s,
+        free_share=_free_share(inside, inside if fits else outside) if is_cpu else 1.0,
         measured=messages_of(slowest.measured, size, slowest.latency_s)
         if size > 1 and (fits or per_node == 1)
         else {},
     )
+
+
+def _free_share(processor: float, link: float) -> float:
+    """Of a collective of processors, the part in which they only wait for the link.
+
+    Within a node they move every byte themselves, at a rate of `processor`.
+    """
+    return max(0.0, 1.0 - link / processor)
 
 
 def _members_in_a_node(cluster: Cluster, size: int, stride: int) -> int:
