@@ -11,7 +11,7 @@ import typer
 
 from triptych.cli.answer import Answer, say
 from triptych.cli.options import JsonOption
-from triptych.errors import InputError, PlanError, Problem
+from triptych.errors import InputError, PlanError, Problem, RunError
 
 if TYPE_CHECKING:
     from triptych.measure.run import Calibration, Order
@@ -65,7 +65,10 @@ def command(
     from triptych.measure.run import Order
 
     order = Order(out=out, dtypes=_dtypes(dtype), again=again)
-    found = _as_rank(order, launched) if launched else _here(order, ranks)
+    try:
+        found = _as_rank(order, launched) if launched else _here(order, ranks)
+    except RunError as error:
+        raise RunError(f"{error}{_kept(out)}") from error
     return Answer() if found is None else _answer(order, found)
 
 
@@ -100,6 +103,16 @@ def _dtypes(text: str) -> tuple[str, ...]:
     return words
 
 
+def _kept(out: Path) -> str:
+    """What is said after a failure: the figures so far are not lost."""
+    from triptych.measure.record import record_path
+
+    kept = record_path(out)
+    if not kept.exists():
+        return ""
+    return f"; what was measured is kept in {kept}, the same command goes on from there"
+
+
 def _here(order: Order, ranks: int | None) -> Calibration | None:
     """On ranks that this process starts."""
     import torch
@@ -126,8 +139,11 @@ def _as_rank(order: Order, place: Place) -> Calibration | None:
     from triptych.train.worker import process_group
 
     export(place)
-    with process_group(place, meet(), TIMEOUT_S):
-        return measure(order, place.local_world_size, say)
+    try:
+        with process_group(place, meet(), TIMEOUT_S):
+            return measure(order, place.local_world_size, say)
+    except (RuntimeError, ConnectionError) as error:
+        raise RunError(f"rank {place.rank} failed, or lost its peers: {error}") from error
 
 
 def _answer(order: Order, found: Calibration) -> Answer:

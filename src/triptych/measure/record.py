@@ -18,6 +18,11 @@ VERSION = 1
 """Counts up when a figure means something else than before."""
 
 
+def record_path(out: Path) -> Path:
+    """Where the record of a file is kept."""
+    return out.with_name(f".{out.name}.part")
+
+
 class Entry(NamedTuple):
     """One figure: its rows, the typical relative spread of repeated measurements, and when."""
 
@@ -37,7 +42,7 @@ class Record:
     @classmethod
     def of(cls, out: Path, facts: Mapping[str, Any], again: bool) -> Record:
         """The record for a file, with what is there of an earlier attempt."""
-        record = cls(out.with_name(f".{out.name}.part"), facts)
+        record = cls(record_path(out), facts)
         if not again:
             record.entries = record._read()
         if not record.entries:
@@ -59,7 +64,7 @@ class Record:
             os.replace(temporary, out)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise self._unwritten(out, error) from error
+            raise _unwritten(out, error) from error
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Entry]:
@@ -88,14 +93,12 @@ class Record:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise self._unwritten(self.path, error) from error
-
-    def _unwritten(self, path: Path, error: OSError) -> RunError:
-        kept = f"{len(self.entries)} figures are kept in {self.path}; " if self.entries else ""
-        return RunError(
-            f"cannot write {path}: {error.strerror}; {kept}the same command goes on from there"
-        )
+            raise _unwritten(self.path, error) from error
 
 
 def _line(name: str, entry: Entry) -> str:
     return json.dumps({"figure": name, **entry._asdict()}) + "\n"
+
+
+def _unwritten(path: Path, error: OSError) -> RunError:
+    return RunError(f"cannot write {path}: {error.strerror}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +17,6 @@ from triptych.cluster.catalogue import entries as catalogue
 from triptych.cluster.cluster import Cluster, Device, Link
 from triptych.cluster.local_gpu import gpu_cluster
 from triptych.cluster.toml import write_cluster
-from triptych.errors import RunError
 from triptych.measure.calibrated import calibrated
 from triptych.measure.figures import Figure, figures
 from triptych.measure.record import Entry, Record
@@ -48,7 +46,7 @@ class Calibration:
 def measure(order: Order, per_node: int, say: Say) -> Calibration | None:
     """Measures what is missing and writes the file; collective. None on ranks other than 0.
 
-    Raises RunError if a file cannot be written, or a rank is lost.
+    Raises RunError if a file cannot be written; a lost rank is a RuntimeError of torch.
     """
     place = _place(per_node)
     record = _record(order, place) if place.rank == 0 else None
@@ -71,23 +69,10 @@ def measure(order: Order, per_node: int, say: Say) -> Calibration | None:
 
 
 def _measure(watch: Watch, figure: Figure, record: Record | None) -> None:
-    with _all_there(f"measuring {figure.name}"):
-        rows, noise = figure.run(watch)
-        rows = watch.of_all(rows, figure.merge)
+    rows, noise = figure.run(watch)
+    rows = watch.of_all(rows, figure.merge)
     if record:
         record.add(figure.name, Entry(rows, noise, time.strftime("%Y-%m-%d")))
-
-
-@contextmanager
-def _all_there(doing: str) -> Iterator[None]:
-    """Raises RunError if a rank is lost inside."""
-    try:
-        yield
-    except (RuntimeError, ConnectionError) as error:
-        raise RunError(
-            f"a rank was lost or failed while {doing}: {error}; "
-            "what is measured is kept, the same command goes on from there"
-        ) from error
 
 
 def _place(per_node: int) -> Place:
@@ -102,8 +87,7 @@ def _from_first(place: Place, value: list[str]) -> list[str]:
     """What rank 0 says; it also hears of rank 0's failure to begin."""
     told: list[Any] = [value]
     if place.world > 1:
-        with _all_there("meeting"):
-            dist.broadcast_object_list(told, 0)
+        dist.broadcast_object_list(told, 0)
     found: list[str] = told[0]
     return found
 
