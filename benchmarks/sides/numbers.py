@@ -17,6 +17,7 @@ from triptych.validate.case import Case
 from triptych.validate.program import families
 
 GEMM, OPERATORS = "triptych.cost.kernels.gemm", "triptych.cost.operators"
+RATES = "triptych.cost.kernels.rates"
 A100, H100, H500, B200 = (
     ("A100-SXM4-80GB", "A100-SXM4-40GB"),
     ("H100-SXM5-80GB",),
@@ -43,7 +44,7 @@ class Number:
 NUMBERS = (
     Number("constant", GEMM, "POWER_S", 1.2e-3),
     Number("constant", OPERATORS, "MEMORY_BACKWARD", 1.5),
-    Number("constant", OPERATORS, "HOST_BACKWARD", 1.6),
+    Number("constant", RATES, "HOST_BACKWARD", 1.6),
     Number("constant", OPERATORS, "NORM_RATE", 0.65),
     Number("device", A100, "gemm_efficiency", 0.78, 0.96),
     Number("device", A100, "memory_efficiency", 0.84, 0.92),

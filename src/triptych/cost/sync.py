@@ -78,8 +78,7 @@ def step_tail(
     return Tail(
         reduce_s=reduce_s / rate,
         other_s=_late_sums_s(held, axes, sequence_parallel, reduction_bytes / storage.divisor),
-        optimizer_s=owned * update / memory_bytes_per_s + flops / matrix_flops_per_s,
-        optimizer_s=updated_s + owned * update / memory_bytes_per_s,
+        optimizer_s=updated_s + owned * update / memory_bytes_per_s + flops / matrix_flops_per_s,
         gather_s=_gather_s(held, storage, axes) / rate,
     )
 
