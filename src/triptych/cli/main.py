@@ -30,13 +30,17 @@ VERBS = {
     "verify": "is this layout numerically the same as one process?",
     "export": "write a checkpoint as a Hugging Face directory",
     "generate": "complete a text with a model directory",
+    "place": "several models on groups of devices, chosen by simulation",
+    "simulate": "the requests of a fleet through its placement",
     "report": "draw a run folder as an HTML page",
     "tokenizer": "train a byte-level BPE tokenizer on text files",
 }
 SIGNS_OF_LIFE = {
     "plan": "pricing plans ...",
+    "place": "placing models ...",
     "predict": "pricing the plan ...",
     "report": "reading the run ...",
+    "simulate": "drawing requests ...",
     "validate": "pricing the runs ...",
 }
 """Said before a verb loads, where loading takes longer than a reader's patience."""

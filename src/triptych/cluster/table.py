@@ -1,4 +1,4 @@
-"""One table of a cluster file, read strictly: every fault noted, none raised."""
+"""One table of a TOML file, read strictly: every fault noted, none raised."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Table:
                 self.problems.append(
                     Problem(
                         f"unknown key {key!r} in {self.where}",
-                        "a cluster file has no other keys than those of its format",
+                        "a file has no other keys than those of its format",
                         ", ".join(close),
                     )
                 )

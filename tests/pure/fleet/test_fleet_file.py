@@ -1,0 +1,99 @@
+"""Fleet files: read, refused with every fault, placed, written back, simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from triptych.cli.main import run
+from triptych.errors import InputError
+from triptych.fleet.advice import Limit, limits
+from triptych.fleet.file import read_fleet
+from triptych.fleet.judge import Judge
+from triptych.fleet.models import Shape
+
+TEXT = """
+# a comment that stays
+[devices]
+count = 4
+memory_gib = 2.0
+
+[[models]]
+name = "m"
+copies = 3
+weights_gib = 1.0
+slo_s = 0.5
+stage_s = { 1x1 = [0.1], 2x1 = [0.05, 0.052] }
+
+[[models]]
+name = "slow"
+weights_gib = 1.0
+slo_s = 0.2
+stage_s = { 1x1 = [0.3] }
+
+[requests]
+rate_per_s = 10.0
+cv = 2.0
+duration_s = 30.0
+seed = 3
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_read(fleet: Path) -> None:
+    given = read_fleet(fleet)
+    assert [m.name for m in given.fleet.models] == ["m-0", "m-1", "m-2", "slow"]
+    assert given.fleet.bytes_of(0, Shape(2)) == 0.5 * 2**30
+    trace = given.draw()
+    assert set(trace.slo_s.tolist()) == {0.5, 0.2}
+    assert (trace.slo_s == np.array(given.slo_s)[trace.model]).all()
+
+
+def test_every_fault_at_once(fleet: Path) -> None:
+    wrong = TEXT.replace("count = 4", "counts = 4").replace("2x1 = [0.05, 0.052]", "2x1 = [0.1]")
+    fleet.write_text(wrong + '[[groups]]\nshape = "2"\nmodels = ["m-9"]\n')
+    with pytest.raises(InputError) as error:
+        read_fleet(fleet)
+    message = str(error.value)
+    for part in ("count is missing", "'counts'", "2 positive numbers", "'2'", "'m-9'", "m-0"):
+        assert part in message
+
+
+def test_place_then_simulate(fleet: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = fleet.with_name("placed.toml")
+    assert run(["place", str(fleet), "--out", str(out), "--trials", "20", "--json"]) == 0
+    placed = json.loads(capfd.readouterr().out)
+    assert "# a comment that stays" in out.read_text()
+    assert sum(group["devices"] for group in placed["groups"]) <= 4
+    assert placed["advice"]["limits"]["slow"] == Limit.OBJECTIVE.value
+    assert run(["simulate", str(out), "--json"]) == 0
+    seen = json.loads(capfd.readouterr().out)
+    assert seen["attainment"] == placed["attainment"]["this placement"]
+    assert seen["groups"] == placed["groups"]
+
+
+def test_a_fleet_without_groups_says_how_to_get_them(
+    fleet: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", str(fleet)]) == 2
+    assert "triptych place" in capfd.readouterr().err
+
+
+def test_what_limits(fleet: Path) -> None:
+    fleet.write_text(TEXT + '[[groups]]\nshape = "1x1"\nmodels = ["m-0", "slow"]\n')
+    given = read_fleet(fleet)
+    assert given.placement is not None
+    trace = given.draw()
+    verdict = Judge(given.fleet, [trace]).of(given.placement)
+    found = limits(given.fleet, given.placement, verdict, trace)
+    assert found["slow"] is Limit.OBJECTIVE
+    assert found["m-1"] is Limit.MEMORY  # no group holds it
