@@ -6,10 +6,14 @@ makes of each a reduce-scatter and an all-gather: two halves with the same bytes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from triptych.cost.kernels.collectives import gather_bytes
+from triptych.cost.operators import Seconds
 from triptych.cost.setting import Setting
-from triptych.cost.shard import LocalOperator
+from triptych.cost.shard import ENTRY_PRODUCTS, LocalOperator, has_joint_region
 from triptych.cost.site import Site
+from triptych.cost.software import Software
 from triptych.model.model import Block, Experts
 
 HALVES = 2
@@ -18,7 +22,7 @@ HALVES = 2
 
 def regions(block: Block) -> int:
     """Tensor-parallel regions of a layer: attention and MLP, or both in one (a single norm)."""
-    return 2 if block.norms >= 2 else 1
+    return 1 if has_joint_region(block) else 2
 
 
 def halves_s(site: Site, setting: Setting, halves: int) -> float:
@@ -34,6 +38,48 @@ def halves_s(site: Site, setting: Setting, halves: int) -> float:
 def halves_bytes(site: Site, setting: Setting, halves: int) -> float:
     """Bytes that a rank sends in so many halves."""
     return halves * gather_bytes(setting.tensor, site.activation_bytes(setting))
+
+
+def gathers_again(software: Software, setting: Setting) -> bool:
+    """True if products that alone read a region's input keep this rank's part of it only."""
+    return software.hides_entries and setting.sequence_parallel and not setting.compile
+
+
+def entries(
+    site: Site, block: Block, local: Sequence[LocalOperator], setting: Setting
+) -> list[int]:
+    """Places of the products that alone read what enters a region, if their backward hides its
+    exchanges (`runtime/tensor/entered.py`).
+    """
+    if not site.software.hides_entries or setting.compile or setting.tensor == 1:
+        return []
+    if has_joint_region(block):
+        return []
+    return [i for i, op in enumerate(local) if op.operator.name in ENTRY_PRODUCTS]
+
+
+def entries_s(
+    site: Site, places: Sequence[int], seconds: Sequence[Seconds], setting: Setting
+) -> float:
+    """Seconds of the gathers of a backward that its products of input gradients do not hide."""
+    if not setting.sequence_parallel:
+        return 0.0
+    gather_s = site.tensor.gather_s(site.activation_bytes(setting))
+    return sum(max(0.0, gather_s - _hiding_s(site, seconds[i].input_gradient_s)) for i in places)
+
+
+def hidden_sums_s(
+    site: Site, places: Sequence[int], seconds: Sequence[Seconds], setting: Setting
+) -> float:
+    """Seconds of the sums of a backward that its products of weight gradients hide."""
+    halves = 1 if setting.sequence_parallel else HALVES
+    sum_s = halves_s(site, setting, halves)
+    return sum(min(sum_s, _hiding_s(site, seconds[i].weight_gradient_s)) for i in places)
+
+
+def _hiding_s(site: Site, product_s: float) -> float:
+    """What can travel behind a product; on a CPU nothing can."""
+    return 0.0 if site.rates.is_cpu else product_s
 
 
 def norm_sum_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:

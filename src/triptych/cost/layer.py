@@ -6,7 +6,10 @@ from triptych.cost.context import context_s
 from triptych.cost.exchange import (
     HALVES,
     dispatch_s,
+    entries,
+    entries_s,
     halves_s,
+    hidden_sums_s,
     norm_sum_s,
     regions,
 )
@@ -49,7 +52,10 @@ def layer_cost(
         saved_bytes=kept_elements(site, local, setting) * bytes_per_element,
         working_bytes=working * bytes_per_element,
         weight_s=sum(s.weight_gradient_s for s in seconds),
-        input_s=backward.total_s + again.total_s - _saved_by_splitting_s(site, seconds, setting),
+        input_s=backward.total_s
+        + again.total_s
+        + hidden_sums_s(site, entries(site, block, local, setting), seconds, setting)
+        - _saved_by_splitting_s(site, seconds, setting),
         deferred_bytes=_deferred_elements(local) * bytes_per_element,
     )
 
@@ -82,10 +88,14 @@ def _pass(
     """Forward or backward of all operators, with what the ranks exchange in it."""
     work_s = sum(s.forward_s if is_forward else s.backward_s for s in seconds)
     issued_s = host_s(site, setting, issued_operators(site, local, setting))[0 if is_forward else 1]
+    tensor_s = halves_s(site, setting, HALVES * regions(block)) + norm_sum_s(site, local, setting)
+    if not is_forward:
+        places = entries(site, block, local, setting)
+        tensor_s += entries_s(site, places, seconds, setting)
+        tensor_s -= hidden_sums_s(site, places, seconds, setting)
     parts = Parts(
         compute_s=work_s,
-        tensor_s=halves_s(site, setting, HALVES * regions(block))
-        + norm_sum_s(site, local, setting),
+        tensor_s=tensor_s,
         context_s=context_s(site, local, seconds, setting, is_forward=is_forward),
         expert_s=dispatch_s(site, block, setting),
     )

@@ -9,7 +9,7 @@ log-sum-exp of a fused kernel; attention's output is, by the product that reads 
 
 from __future__ import annotations
 
-from triptych.cost.exchange import HALVES, regions
+from triptych.cost.exchange import HALVES, gathers_again, regions
 from triptych.cost.kernels.rates import Rates
 from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
@@ -76,7 +76,10 @@ def _unneeded(model: Model, block: Block, local: tuple[LocalOperator, ...]) -> i
 def saved_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
     """Elements per token that a layer keeps if nothing is recomputed."""
     split = setting.sequence_split
-    saved = sum(op.saved + op.sequence_saved / split for op in local)
+    entering_split = split if gathers_again(site.software, setting) else 1
+    saved = sum(
+        op.saved + op.sequence_saved / split + op.entering_saved / entering_split for op in local
+    )
     saved += _score_elements(site, local, setting)
     return saved + (0.0 if setting.compile else _unfused_elements(local, setting, site.rates))
 

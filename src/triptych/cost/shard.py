@@ -9,13 +9,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from triptych.model.model import Attention, Block, Experts, Model
+from triptych.model.model import Attention, Block, Experts, Mlp, Model
 from triptych.model.operators import Operator
 
 ATTENTION_PRODUCTS = frozenset({"qkv", "q", "q_up", "kv_up", "out"})
 
 REGION_NORMS = frozenset({"attention_norm", "mlp_norm", "final_norm"})
-"""Norms whose output, gathered, is what column-parallel products keep: whole on every rank."""
+"""Norms whose output, gathered, is what column-parallel products read."""
+
+ENTRY_PRODUCTS = frozenset({"qkv", "mlp_up"})
+"""Products that alone read what enters a tensor-parallel region, if it is theirs only."""
+
+_ENTRY_OF = {
+    **dict.fromkeys(("attention_norm", "mlp_residual"), "qkv"),
+    **dict.fromkeys(("mlp_norm", "attention_residual"), "mlp_up"),
+}
+"""What makes a region's input, and the product that may be alone in reading it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +32,8 @@ class LocalOperator:
     """An operator as the slowest rank sees it, per token of a micro-batch.
 
     `elements` (moved) and `saved` are what every rank of the tensor group has in any case;
-    the `sequence_*` parts are divided further by sequence parallelism.
+    the `sequence_*` parts are divided further by sequence parallelism, and so is what is saved
+    `entering` a region, if the backward gathers that again: else it is whole.
     """
 
     operator: Operator
@@ -37,12 +47,27 @@ class LocalOperator:
     sequence_elements: float
     saved: float
     sequence_saved: float
+    entering_saved: float
 
     @property
     def is_replicated(self) -> bool:
         """True if all tensor ranks hold the same weights."""
         op = self.operator
         return op.split in ("none", "sequence") or op.name == "qk_norm"
+
+
+def has_joint_region(block: Block) -> bool:
+    """True if attention and MLP stand side by side behind one norm."""
+    return block.norms < 2
+
+
+def _enters_alone(op: Operator, block: Block) -> bool:
+    """True if an operator's output enters a region where a single product reads it."""
+    if op.name not in _ENTRY_OF or has_joint_region(block):
+        return False
+    if _ENTRY_OF[op.name] == "qkv":
+        return not block.attention.latent
+    return isinstance(block.mlp, Mlp)
 
 
 def local_heads(attention: Attention, tensor: int) -> tuple[int, int]:
@@ -68,6 +93,7 @@ def localize(
     k, n = _local_shape(op, share)
     copies = op.copies // expert if op.copies > 1 else 1
     saved, sequence_saved = _saved(op, share, query, key)
+    enters = block is not None and _enters_alone(op, block)
     divided = op.split == "sequence"
     return LocalOperator(
         operator=op,
@@ -79,8 +105,9 @@ def localize(
         weight_elements=_weights(op, share, k, n) * copies,
         elements=0.0 if divided else op.elements * share,
         sequence_elements=op.elements if divided else 0.0,
-        saved=saved,
+        saved=0.0 if enters else saved,
         sequence_saved=sequence_saved,
+        entering_saved=saved if enters else 0.0,
     )
 
 

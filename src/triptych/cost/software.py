@@ -58,6 +58,7 @@ class Software:
     one_port: bool = False  # ZeRO-3's gathers use one port of a node, not all
     hides_experts: float = 0.0  # part of the exchanges with experts that hides behind compute
     hides_tensor: float = 0.0  # part of tensor-parallel exchanges that hides behind products
+    hides_entries: bool = False  # backward: inputs gathered again, gradients summed behind products
     fp8_rate: float = 1.0  # of fp8 products against tensor-wise scaled ones
     fp8_cast_bytes: float = 5.0  # per element of an operand: its largest value, then the cast
     exchange: float = 1.0  # rate of gradient sums against the link's
@@ -78,6 +79,7 @@ class Software:
 TRIPTYCH = Software(
     name="triptych",
     compiles_all=False,
+    hides_entries=True,
     # Counted kernel by kernel for a Llama layer of `transformers`: 308h against 94h bytes, about
     # 26 kernels for 11 operators.
     eager=Kernels(traffic=3.0, launches=2.4, loss_bytes=48.0),

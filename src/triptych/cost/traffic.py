@@ -12,6 +12,8 @@ from triptych.cost.exchange import (
     HALVES,
     count_bytes,
     dispatch_bytes,
+    entries,
+    gathers_again,
     halves_bytes,
     norm_sum_bytes,
     regions,
@@ -56,6 +58,8 @@ def layer_traffic(
     forwards = 1 if setting.recompute == "none" else 2
     halves = 2 * HALVES * regions(block) + repeated_halves(site, block, setting)
     halves += regathers(setting)
+    if gathers_again(site.software, setting):
+        halves += len(entries(site, block, local, setting))
     forward, backward = (context_bytes(site, local, setting, is_forward=x) for x in (True, False))
     dispatched = gather_bytes(setting.expert, dispatch_bytes(site, block, setting))
     sums = all_reduce_bytes(setting.tensor, norm_sum_bytes(site, local, setting))

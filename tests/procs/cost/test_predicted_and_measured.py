@@ -198,3 +198,34 @@ def test_a_layer_keeps_the_bytes_that_are_predicted(dtype: str) -> None:
     )
     setting = Setting(1, 1, 1, False, 1, "none", "sdpa", False, dtype)
     assert pricer.piece(0, setting).saved_bytes == pytest.approx((three - one) / 2, rel=0.01)
+
+
+def _kept_by_a_rank(layers: int, plan: Plan) -> int:
+    """Bytes that this rank's layers and its embedding keep for their backward."""
+    engine = make_engine(plan, _tensor_config(layers))
+    ids = torch.zeros(1, LENGTH, dtype=torch.int64)
+    (stage,) = engine.stages
+    return saved_bytes(lambda: stage(ids), [s.value for s in engine.buckets.slots])
+
+
+def _tensor_config(layers: int) -> dict[str, Any]:
+    return tiny_config(num_hidden_layers=layers, vocab_size=64, max_position_embeddings=LENGTH)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_layer_of_tensor_ranks_keeps_the_bytes_that_are_predicted(
+    sequence_parallel: bool,
+) -> None:
+    """Under sequence parallelism nothing outside of attention and MLP is whole."""
+    one, three = (
+        max(run_ranks(2, _kept_by_a_rank, layers, Plan.uniform(layers, tp=2, **settings)))
+        for layers in (1, 3)
+        for settings in ({"sequence_parallel": sequence_parallel},)
+    )
+    pricer = Pricer(
+        from_config(_tensor_config(3), "tiny"),
+        parse_cluster("1x2xcpu"),
+        Workload(sequence_length=LENGTH, global_batch=1),
+    )
+    setting = Setting(2, 1, 1, sequence_parallel, 1, "none", "sdpa", False, "fp32")
+    assert pricer.piece(0, setting).saved_bytes == pytest.approx((three - one) / 2, rel=0.01)

@@ -88,8 +88,10 @@ def _optimal_bytes(plan: Plan) -> dict[str, float]:
     # Each of `dp` replicas all-reduces its share of the tokens over groups of `tp` ranks.
     all_reduces = 4 * LAYERS + 2  # two forward and two backward a layer, embedding, head
     softmax = 3 * tokens * 4
+    # A backward gathers the inputs of both regions of a layer again: no rank keeps them whole.
+    again = 2 * LAYERS * activation if plan.sequence_parallel else 0
     return {
-        "tensor": 2 * (tp - 1) * (all_reduces * activation + softmax),
+        "tensor": (tp - 1) * (2 * (all_reduces * activation + softmax) + again),
         "pipeline": 2 * (pp - 1) * activation * (1 if plan.sequence_parallel else tp),
         "data": 2 * (dp - 1) * _parameters() * 4,
     }

@@ -15,6 +15,8 @@ and their gradients go home at once. A ring of one rank is attention over its ow
 Source: Liu et al. 2023 (ring attention); the split of Megatron-LM (domain.md section 3).
 Cost: K and V of a rank's tokens that are seen sent per rank and step forward; the same and as many
 bytes of gradients backward.
+
+On CUDA in 16 bits the tiles of documents and windows go together (`varlen.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import torch
 
 from triptych.plan.context import Reach
 from triptych.runtime.comm import Communicator, Pending
+from triptych.runtime.context import varlen
 from triptych.runtime.context.block import Attended, Scores, attend, attend_backward, merge
 from triptych.runtime.context.tiles import Sight, Tile, in_chunks, reaches, tiles
 
@@ -48,12 +51,13 @@ def ring_attention(
     length = size * q_BHSD.shape[2]
     window = scores.window if scores.window is not None and scores.window < length else None
     is_masked = window is not None or scores.softcap is not None
+    is_cut = is_masked and not varlen.fits(q_BHSD, v_BKSD, scores)
     sight = Sight(
         length=length,
         size=size,
         documents=in_chunks(scores.documents, length, scores.chunk),
         window=window,
-        most=MASKED_QUERIES if is_masked else None,
+        most=MASKED_QUERIES if is_cut else None,
     )
     out: torch.Tensor = _Ring.apply(  # type: ignore[no-untyped-call]
         q_BHSD, k_BKSD, v_BKSD, scores.sinks, scores, sight, comm
@@ -75,7 +79,11 @@ class _Ring(torch.autograd.Function):
     ) -> torch.Tensor:
         q, own = q.contiguous(), torch.cat((k, v), dim=-1)
         whole = _nothing(q, v, is_summed=sight.size > 1)
+        together = varlen.fits(q, v, scores)
         for visit, kv, tiled in _visits(own, sight, comm):
+            if together and varlen.helps(tiled):
+                varlen.attend_all(whole, q, *_parted(kv, q), scores, tiled, visit.start)
+                continue
             for tile in tiled:
                 keys, values = _parted(_of_keys(kv, tile, visit), q)
                 _add(whole, tile, attend(_of(q, tile), keys, values, scores, tile))
@@ -85,6 +93,7 @@ class _Ring(torch.autograd.Function):
         # Laid out as the projection behind reads it, which so keeps no copy of its own.
         ctx.save_for_backward(q, own, out, whole.lse_BHS, sinks)
         ctx.scores, ctx.sight, ctx.comm = scores._replace(sinks=None), sight, comm
+        ctx.together = together
         return out
 
     @staticmethod
@@ -95,6 +104,12 @@ class _Ring(torch.autograd.Function):
         returning: list[tuple[Reach, Pending]] = []
         for visit, kv, tiled in _visits(own, ctx.sight, comm):
             grad_kv = torch.zeros_like(kv) if visit.step else grad_own
+            if ctx.together and varlen.helps(tiled):
+                varlen.attend_all_backward(
+                    (grad_q, grad_kv), grad, q, *_parted(kv, q), Attended(out, lse), ctx.scores,
+                    tiled, visit.start,
+                )  # fmt: skip
+                tiled = ()
             for tile in tiled:
                 keys, values = _parted(_of_keys(kv, tile, visit), q)
                 whole = Attended(_of(out, tile), _of(lse, tile))

@@ -66,6 +66,11 @@ class Tile(NamedTuple):
     window: int | None
     is_first: bool
 
+    def __hash__(self) -> int:
+        """Slices have none before Python 3.12."""
+        spans = (self.queries, self.keys)
+        return hash((self.row, self.offset, *((span.start, span.stop) for span in spans)))
+
     @property
     def is_full(self) -> bool:
         """True if every query sees every key."""

@@ -7,7 +7,8 @@
     reduce-scatter all-gather       exit, with it
     all-reduce     all-reduce       sums inside a region (a norm over all heads)
 
-Traced by `torch.compile` they are the same functions over operators (`ops.py`).
+Traced by `torch.compile` they are the same functions over operators (`ops.py`). Linears that alone
+read what has entered do its backward themselves, behind their own work (`entered.py`).
 
 Source: Shoeybi et al. 2019, sec. 3 (f and g); Korthikanti et al. 2022, sec. 4.2.2 (g-bar).
 Shapes: B batch, S sequence, s = S / tp its part on a rank, H hidden.
@@ -21,6 +22,7 @@ import torch
 
 from triptych.runtime.comm import Communicator
 from triptych.runtime.tensor import ops
+from triptych.runtime.tensor.entered import Entered, Region, mark_entered
 
 
 class _Copy(torch.autograd.Function):
@@ -103,11 +105,19 @@ def _scatter(x_BSH: torch.Tensor, comm: Communicator) -> torch.Tensor:
     return ops.scatter(x_BSH, comm)
 
 
-def enter_region(x: torch.Tensor, comm: Communicator, sequence_parallel: bool) -> torch.Tensor:
-    """What the linears of a tensor-parallel region see: the whole sequence on every rank."""
+def enter_region(
+    x: torch.Tensor, comm: Communicator, sequence_parallel: bool, *, for_products: bool = False
+) -> torch.Tensor:
+    """What the linears of a tensor-parallel region see: the whole sequence on every rank.
+
+    Where it is read by products of one input alone (`for_products`), their backward does the
+    backward of this behind their work (`Entered`).
+    """
     if comm.size == 1:
         return x
     result: torch.Tensor = (_GatherSequence if sequence_parallel else _Copy).apply(x, comm)  # type: ignore[no-untyped-call]
+    if for_products and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        mark_entered(result, Entered(x, Region(comm, sequence_parallel)))
     return result
 
 

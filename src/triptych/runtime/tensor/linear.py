@@ -21,6 +21,10 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from triptych.runtime.comm import Pending
+from triptych.runtime.tensor.entered import Region, entered_of
+from triptych.runtime.tensor.packed import PackedLinear
+
 SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of linears of one module that the library calls in this order with the same input."""
 
@@ -131,7 +135,7 @@ class Fan:
     def output(self, x: torch.Tensor, linear: Linear) -> torch.Tensor | None:
         """x W^T of one of the linears, if it can be had here."""
         if linear is self._linears[0] and all(one.sink is not None for one in self._linears):
-            outputs = _Products.apply(x, _anchor(x, linear), self._linears)  # type: ignore[no-untyped-call]
+            outputs = _products(x, self._linears)
             self._outputs = dict(zip(self._linears, outputs, strict=True))
             self._input = x
         elif x is not self._input:
@@ -150,8 +154,9 @@ def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
         return _apply(x, linear.weight, linear.transposed)
     if linear.fan is not None and (y := linear.fan.output(x, linear)) is not None:
         return y
-    made: tuple[torch.Tensor] = _Products.apply(x, _anchor(x, linear), (linear,))  # type: ignore[no-untyped-call]
-    return made[0]
+    if linear.fan is not None:  # not for itself: others may read its input
+        return _ordinary_products(x, (linear,))[0]
+    return _products(x, (linear,))[0]
 
 
 def _tapped_product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
@@ -186,6 +191,67 @@ def _anchor(x: torch.Tensor, linear: Linear) -> torch.Tensor | None:
     return None if x.requires_grad else linear.weight
 
 
+def _products(x: torch.Tensor, linears: Sequence[Linear]) -> tuple[torch.Tensor, ...]:
+    """x W^T of each of the linears, which alone read x if it has entered a region."""
+    entered = entered_of(x)
+    if entered is None:
+        return _ordinary_products(x, linears)
+    local, region = entered
+    made: tuple[torch.Tensor, ...] = _EnteredProducts.apply(  # type: ignore[no-untyped-call]
+        local, _anchor(local, linears[0]), [x], region, linears
+    )
+    return made
+
+
+def _ordinary_products(x: torch.Tensor, linears: Sequence[Linear]) -> tuple[torch.Tensor, ...]:
+    made: tuple[torch.Tensor, ...] = _Products.apply(x, _anchor(x, linears[0]), linears)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _EnteredProducts(torch.autograd.Function):
+    """The same for an input that has entered a region: gradients are those of its part here."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        local: torch.Tensor,
+        anchor: torch.Tensor | None,
+        whole: list[torch.Tensor],  # in a list: autograd leaves it alone
+        region: Region,
+        linears: Sequence[Linear],
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.save_for_backward(local)
+        ctx.set_materialize_grads(False)
+        ctx.region, ctx.linears = region, linears
+        (x,) = whole
+        return tuple([_apply(x, linear.weight, linear.transposed) for linear in linears])
+
+    @staticmethod
+    def backward(
+        ctx: Any, *grads: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, None, None, None, None]:
+        (local,) = ctx.saved_tensors
+        region: Region = ctx.region
+        used = [pair for pair in zip(ctx.linears, grads, strict=True) if pair[1] is not None]
+        whole = region.start_gather(local)
+        summed: Pending | None = None
+        if ctx.needs_input_grad[0]:
+            summed = region.start_sum(_input_gradient(used))
+        input_TK = whole().flatten(0, -2)
+        for linear, grad in used:
+            _take(linear, grad.flatten(0, -2), input_TK)
+        return None if summed is None else summed.wait(), None, None, None, None
+
+
+def _input_gradient(used: Sequence[tuple[Linear, torch.Tensor]]) -> torch.Tensor:
+    """The gradient [B, S, K] of an input of linears, of those of their outputs."""
+    grad_TK: torch.Tensor | None = None
+    for linear, grad in used:
+        grad_TK = _add_product(grad_TK, grad.flatten(0, -2), _rows(linear))
+    assert grad_TK is not None
+    return grad_TK.view(*used[0][1].shape[:-1], -1)
+
+
 class _Products(torch.autograd.Function):
     """The products of one input with the weights of some linears."""
 
@@ -208,11 +274,21 @@ class _Products(torch.autograd.Function):
                 continue
             grad_TN = grad.flatten(0, -2)
             if ctx.needs_input_grad[0]:
-                weight_NK = linear.weight.T if linear.transposed else linear.weight
-                grad_TK = _add_product(grad_TK, grad_TN, weight_NK)
-            factors = (input_TK, grad_TN) if linear.transposed else (grad_TN, input_TK)
-            linear.deferral.take(linear.sink, *factors)
+                grad_TK = _add_product(grad_TK, grad_TN, _rows(linear))
+            _take(linear, grad_TN, input_TK)
         return None if grad_TK is None else grad_TK.view(x.shape), None, None
+
+
+def _rows(linear: Linear) -> torch.Tensor:
+    """A linear's weight [N, K]."""
+    return linear.weight.T if linear.transposed else linear.weight
+
+
+def _take(linear: Linear, grad_TN: torch.Tensor, input_TK: torch.Tensor) -> None:
+    """Gives a weight's gradient to its sink, or to those that wait."""
+    assert linear.sink is not None
+    factors = (input_TK, grad_TN) if linear.transposed else (grad_TN, input_TK)
+    linear.deferral.take(linear.sink, *factors)
 
 
 def _add_product(
@@ -236,6 +312,16 @@ def replace_linears(layer: nn.Module, deferral: Deferral, recurse: bool = True) 
             linears = [linear for linear in named if isinstance(linear, Linear)]
             if len(linears) == len(names):
                 _join(linears)
+    for module in layer.modules() if recurse else ():
+        if isinstance(module, PackedLinear):
+            _join([part for part in module.parts if isinstance(part, Linear)])
+
+
+def are_joined(linears: Sequence[Linear]) -> bool:
+    """True if an input that these linears read is read by one product, or by one `Fan`."""
+    return len(linears) == 1 or (
+        linears[0].fan is not None and all(one.fan is linears[0].fan for one in linears)
+    )
 
 
 def _join(linears: Sequence[Linear]) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 
 import torch
 
-from triptych.runtime.comm import Communicator
+from triptych.runtime.comm import Communicator, Pending
 
 _NUMBERS = itertools.count()
 _NUMBERED: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
@@ -30,20 +31,35 @@ def number_of(comm: Communicator) -> int:
 
 def gather(x_BsH: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """[B, s, H] of each rank to the whole [B, S, H]. No gradient."""
+    return start_gather(x_BsH, comm)()
+
+
+def start_gather(x_BsH: torch.Tensor, comm: Communicator) -> Callable[[], torch.Tensor]:
+    """As `gather`, under way until what it returns is called."""
     batch, local, hidden = x_BsH.shape
-    gathered = comm.all_gather(x_BsH.contiguous())
-    if batch == 1:
-        return gathered.view(1, comm.size * local, hidden)
-    parts = gathered.view(comm.size, batch, local, hidden)
-    return parts.transpose(0, 1).reshape(batch, comm.size * local, hidden)
+    pending = comm.start_all_gather(x_BsH.contiguous())
+
+    def wait() -> torch.Tensor:
+        gathered = pending.wait()
+        if batch == 1:
+            return gathered.view(1, comm.size * local, hidden)
+        parts = gathered.view(comm.size, batch, local, hidden)
+        return parts.transpose(0, 1).reshape(batch, comm.size * local, hidden)
+
+    return wait
 
 
 def scatter(x_BSH: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Sums [B, S, H] over the ranks and keeps this rank's [B, s, H]. No gradient."""
+    return start_scatter(x_BSH, comm).wait()
+
+
+def start_scatter(x_BSH: torch.Tensor, comm: Communicator) -> Pending:
+    """As `scatter`, under way until `wait`."""
     batch, length, hidden = x_BSH.shape
     local = length // comm.size
     parts = x_BSH.view(batch, comm.size, local, hidden).transpose(0, 1).contiguous()
-    return comm.reduce_scatter(parts.view(comm.size * batch, local, hidden))
+    return comm.start_reduce_scatter(parts.view(comm.size * batch, local, hidden))
 
 
 _SCHEMA = "(Tensor x, int comm) -> Tensor"

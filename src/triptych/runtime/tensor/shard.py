@@ -9,6 +9,8 @@ the second.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +25,7 @@ from triptych.runtime.comm import Communicator
 from triptych.runtime.expert.experts import experts_of
 from triptych.runtime.tensor.bias import OneBiasLinear
 from triptych.runtime.tensor.functions import enter_region, leave_region
-from triptych.runtime.tensor.linear import Linear, product
+from triptych.runtime.tensor.linear import Linear, are_joined, product
 from triptych.runtime.tensor.norms import split_head_norms
 
 
@@ -164,12 +166,6 @@ def shard_layer(
 ) -> None:
     """Gives one decoder layer its region entries and exits. Parameters are cut elsewhere."""
 
-    def entry(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if args:
-            return (enter_region(args[0], comm, sequence_parallel), *args[1:]), kwargs
-        hidden = enter_region(kwargs["hidden_states"], comm, sequence_parallel)
-        return args, {**kwargs, "hidden_states": hidden}
-
     def leave(_: nn.Module, __: Any, y: Any) -> Any:
         if isinstance(y, tuple):  # what a router says stands behind it
             return (leave_region(y[0], comm, sequence_parallel), *y[1:])
@@ -180,14 +176,38 @@ def shard_layer(
         return
     for name, row in family.regions.items():
         region = layer.get_submodule(name)
+        has_experts = name == family.experts and experts_of(layer, family) is not None
+        alone = not has_experts and _is_read_once(region, row)
+        entry = _entry(comm, sequence_parallel, alone)
         region.register_forward_pre_hook(entry, with_kwargs=True)
-        if name == family.experts and experts_of(layer, family) is not None:
+        if has_experts:
             region.register_forward_hook(leave)
             _add_biases_once(region, comm)
             continue
         linear = region.get_submodule(row)
         assert isinstance(linear, Linear)
         region.add_module(row, RowParallelLinear(linear, comm, sequence_parallel))
+
+
+def _is_read_once(region: nn.Module, row: str) -> bool:
+    """True if all linears in front of a region's last one are made together."""
+    last = region.get_submodule(row)
+    linears = [m for m in region.modules() if isinstance(m, Linear) and m is not last]
+    return are_joined(linears)
+
+
+def _entry(comm: Communicator, sequence_parallel: bool, alone: bool) -> Callable[..., Any]:
+    """What stands before a region, whose linears `alone` read its input or not."""
+    enter = partial(
+        enter_region, comm=comm, sequence_parallel=sequence_parallel, for_products=alone
+    )
+
+    def entry(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if args:
+            return (enter(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": enter(kwargs["hidden_states"])}
+
+    return entry
 
 
 def _add_biases_once(region: nn.Module, comm: Communicator) -> None:
