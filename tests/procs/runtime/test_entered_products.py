@@ -12,7 +12,8 @@ from ranks import run_ranks
 
 import triptych.runtime.tensor.shard as shard
 from triptych.plan.plan import Plan
-from triptych.runtime.tensor import linear
+from triptych.runtime.comm import Communicator
+from triptych.runtime.tensor.linear import Deferral
 
 PLANS: dict[str, dict[str, Any]] = {
     "TP2": {},
@@ -24,7 +25,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "recompute": "full",
     },
 }
-FAMILIES = ("llama", "gpt2", "phi3", "deepseek_v3")  # separate, transposed, packed; few are alone
+FAMILIES = ("llama biases", "gpt2", "phi3", "deepseek_v3")  # apart, transposed, packed, few alone
 
 
 def _both(plan: Plan, config: dict[str, Any]) -> tuple[Run, Run]:
@@ -45,57 +46,53 @@ def test_what_travels_behind_products_changes_no_bit(family: str, layout: str) -
         assert torch.equal(ours.tensors[key], expected), key
 
 
-class _Watched:
-    """What the backward of a step does at the entries of regions, in order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.events: list[str] = []
-        gather, add = linear.Region.start_gather, linear.Region.start_sum
-        product, take = linear._add_product, linear._take
-
-        def start_gather(region: Any, local: torch.Tensor) -> Any:
-            self.events.append("gather starts")
-            wait = gather(region, local)
-            return lambda: (self.events.append("gather ends"), wait())[1]
-
-        def start_sum(region: Any, grad: torch.Tensor) -> Any:
-            self.events.append("sum starts")
-            return _Ends(self.events, add(region, grad))
-
-        def note(name: str, function: Any) -> Any:
-            return lambda *args: (self.events.append(name), function(*args))[1]
-
-        monkeypatch.setattr(linear.Region, "start_gather", start_gather)
-        monkeypatch.setattr(linear.Region, "start_sum", start_sum)
-        monkeypatch.setattr(linear, "_add_product", note("dx", product))
-        monkeypatch.setattr(linear, "_take", note("dW", take))
-
-
 class _Ends:
-    def __init__(self, events: list[str], pending: Any) -> None:
-        self._events, self._pending = events, pending
+    """A communication whose wait is noted."""
+
+    def __init__(self, events: list[str], name: str, pending: Any) -> None:
+        self._events, self._name, self._pending = events, name, pending
 
     def wait(self) -> torch.Tensor:
-        self._events.append("sum ends")
+        self._events.append(f"{self._name} ends")
         return self._pending.wait()
 
 
-def test_gradients_of_inputs_hide_the_gather_and_those_of_weights_the_sum() -> None:
-    def body(plan: Plan) -> list[str]:
-        engine = make_engine(plan, config)
-        rows = batch_of(0, 1, 24, config["vocab_size"])
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            watched = _Watched(monkeypatch)
-            engine.step(split(rows, plan, engine.mesh.coordinates), 1e-3)
-        return watched.events
+def _events(plan: Plan, config: dict[str, Any]) -> list[str]:
+    """Communication of tensor ranks and products of weights' gradients, from the first of those."""
+    events: list[str] = []
 
-    config = family_config("llama") | {"num_hidden_layers": 1}
+    def noted(name: str, start: Any) -> Any:
+        def begin(comm: Communicator, *args: Any) -> Any:
+            if comm.axis != "tensor":
+                return start(comm, *args)
+            events.append(f"{name} starts")
+            return _Ends(events, name, start(comm, *args))
+
+        return begin
+
+    def taken(deferral: Deferral, *args: Any) -> None:
+        if events[-1] != "dW":
+            events.append("dW")
+        take(deferral, *args)
+
+    engine = make_engine(plan, config)
+    rows = batch_of(0, 1, 24, config["vocab_size"])
+    take = Deferral.take
+    with pytest.MonkeyPatch.context() as patch:
+        for name, method in (("gather", "all_gather"), ("sum", "reduce_scatter")):
+            start = getattr(Communicator, f"start_{method}")
+            patch.setattr(Communicator, f"start_{method}", noted(name, start))
+        patch.setattr(Deferral, "take", taken)
+        engine.step(split(rows, plan, engine.mesh.coordinates), 1e-3)
+    return events[events.index("dW") :]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_gather_starts_before_the_sum_whose_wait_is_behind_the_products(family: str) -> None:
+    config = family_config(family) | {"num_hidden_layers": 1}
+    last = ["dW"]  # of a region's last product
+    entry = ["gather starts", "sum starts", "gather ends", "dW", "sum ends"]
+    gradient = ["gather starts", "gather ends"]  # of what leaves a region, and the embedding
     plan = Plan.uniform(1, tp=2, sequence_parallel=True)
-    row = ["dx", "dW"]  # of the region's last product, whose gradient is gathered before
-    for events in run_ranks(2, body, plan):
-        assert events == [
-            *row,
-            *("gather starts", "dx", "dx", "sum starts", "gather ends", "dW", "dW", "sum ends"),
-            *row,
-            *("gather starts", *["dx"] * 3, "sum starts", "gather ends", *["dW"] * 3, "sum ends"),
-        ]
+    for events in run_ranks(2, _events, plan, config):
+        assert events == [*last, *entry, *gradient, *last, *entry, *gradient]
