@@ -1,4 +1,4 @@
-"""Exchanges at the entries of tensor-parallel regions are exposed where products do not hide them."""
+"""Exchanges at the entries of tensor-parallel regions: exposed where no product hides them."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import (
+    AuxOutput,
     AuxRequest,
     BlockMask,
     create_block_mask,
@@ -43,7 +44,7 @@ def flexible_attention(
     """Causal attention of all tokens to all tokens, [B, H, S, D]; `kernel` is the compiled one."""
     length = q_BHSD.shape[2]
     documents = in_chunks(scores.documents, length, scores.chunk)
-    out, aux = (kernel or _compiled())(
+    made: tuple[torch.Tensor, AuxOutput] = (kernel or _compiled())(
         q_BHSD,
         k_BKSD,
         v_BKSD,
@@ -53,8 +54,10 @@ def flexible_attention(
         enable_gqa=q_BHSD.shape[1] != k_BKSD.shape[1],
         return_aux=AuxRequest(lse=True),
     )
+    out, aux = made
     if scores.sinks is None:
         return out
+    assert aux.lse is not None
     drained = torch.logaddexp(aux.lse, scores.sinks[:, None].to(aux.lse.dtype))
     return out * (aux.lse - drained).exp().unsqueeze(-1).to(out.dtype)
 

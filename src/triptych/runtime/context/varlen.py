@@ -118,13 +118,19 @@ def _places(launch: Launch, queries: int, keys: int, skipped: int, like: torch.T
     host = torch.tensor([at for part in lists for at in part], dtype=torch.int32)
     if like.is_cuda:  # pinned, so that the host goes on
         host = host.pin_memory()
-    moved = host.to(like.device, non_blocking=True).split([len(part) for part in lists])
-    return _Places(*moved, max(sizes[0]), max(sizes[1]))
+    moved = host.to(like.device, non_blocking=True)
+    mine, theirs, starts, key_starts = torch.split(moved, [len(part) for part in lists])
+    return _Places(mine, theirs, starts, key_starts, max(sizes[0]), max(sizes[1]))
 
 
 def _tokens(x_BHSD: torch.Tensor) -> torch.Tensor:
     """[B S, H, D]: one token after the other."""
     return x_BHSD.transpose(1, 2).flatten(0, 1)
+
+
+def _rows(x_NH: torch.Tensor, batch: int) -> torch.Tensor:
+    """[B, H, S, ...] of what lies token after token."""
+    return x_NH.reshape(batch, -1, *x_NH.shape[1:]).transpose(1, 2)
 
 
 def attend_all(
@@ -157,9 +163,8 @@ def attend_all(
             part = merge(Attended(*known), part)
         out.index_copy_(0, at.queries_N.long(), part.out_BHSD.to(out.dtype))
         lse.index_copy_(0, at.queries_N.long(), part.lse_BHS.to(lse.dtype))
-    batch, _, length, _ = q_BHSD.shape
-    whole.out_BHSD.copy_(out.unflatten(0, (batch, length)).transpose(1, 2))
-    whole.lse_BHS.copy_(lse.unflatten(0, (batch, length)).transpose(1, 2))
+    for total, found in zip(whole, (out, lse), strict=True):
+        total.copy_(_rows(found, len(q_BHSD)))
 
 
 def attend_all_backward(
@@ -186,7 +191,7 @@ def attend_all_backward(
         grad_q.index_add_(0, at.queries_N, parts[0].to(grad_q.dtype))
         grad_kv.index_add_(0, at.keys_N, torch.cat(parts[1:], dim=-1).to(grad_kv.dtype))
     for total, part in zip(grads, (grad_q, grad_kv), strict=True):
-        total += part.unflatten(0, (len(total), -1)).transpose(1, 2)
+        total += _rows(part, len(total))
 
 
 def _forward(

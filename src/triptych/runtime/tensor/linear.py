@@ -232,7 +232,11 @@ class _EnteredProducts(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, None, None, None, None]:
         (local,) = ctx.saved_tensors
         region: Region = ctx.region
-        used = [pair for pair in zip(ctx.linears, grads, strict=True) if pair[1] is not None]
+        used: list[tuple[Linear, torch.Tensor]] = [
+            (linear, grad)
+            for linear, grad in zip(ctx.linears, grads, strict=True)
+            if grad is not None
+        ]
         whole = region.start_gather(local)
         summed: Pending | None = None
         if ctx.needs_input_grad[0]:
