@@ -7,7 +7,7 @@ run states is put into Calculon's. Their checkouts are the user's:
     git clone https://github.com/MooreThreads/SimuMax     # its requirements: sympy, pandas, ...
 
     python benchmarks/peers_planning.py training.csv [--calculon DIR] [--simumax DIR]
-        [--simumax-python PYTHON] [--rows out.csv] [--json]
+        [--simumax-python PYTHON] [--sources NAME ...] [--rows out.csv] [--json]
 
 What one of them lacks is counted by reason. A table of measured runs is a source (`validate`).
 """
@@ -141,10 +141,13 @@ def main() -> None:
     parser.add_argument("--calculon", type=Path)
     parser.add_argument("--simumax", type=Path)
     parser.add_argument("--simumax-python", default=sys.executable)
+    parser.add_argument("--sources", nargs="*", help="tables to look at; default: all")
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     cases = read_cases(options.table)
+    if options.sources:
+        cases = [case for case in cases if case.row.source in options.sources]
     peers = []
     if options.calculon:
         command = [sys.executable, str(HERE / "ask_calculon.py"), str(options.calculon)]

@@ -215,7 +215,12 @@ def test_torchtitan_arguments(plan: str) -> None:
     case = subject("llama-3.1-70b", "8x8xH100-SXM", plan)
     lines = export(case, "torchtitan").text.splitlines()
     words = next(line for line in lines if "--module" in line).split("torchtitan.train")[1]
-    same_job(case, parsed("torchtitan03", "torchtitan_config.py", *words.split()))
+    read = parsed("torchtitan03", "torchtitan_config.py", *words.split())
+    same_job(case, read)
+    axes = read["parallelism"]
+    assert axes["enable_sequence_parallel"] == case.plan.sequence_parallel
+    parts = axes["module_fqns_per_model_part"]
+    assert parts is None or parts[-1][-2:] == ["norm", "lm_head"]
 
 
 def same_job(case: Subject, read: dict[str, Any]) -> None:

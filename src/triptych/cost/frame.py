@@ -40,16 +40,18 @@ class Frame:
     def of(cls, pricer: Pricer, plan: Plan) -> Frame:
         """The frame of a plan."""
         shared = Setting.of(plan)
-        settings = tuple(
-            shared._replace(
-                tensor=s.tensor,
-                context=s.context,
-                expert=s.expert,
-                sequence_parallel=plan.sequence_parallel and s.tensor > 1,
-                microbatch=plan.microbatch_of(s),
-            )
-            for s in plan.stages
-        )
+        made: dict[tuple[int, ...], Setting] = {}  # alike stages have the same setting
+        for s in plan.stages:
+            key = (s.data, s.tensor, s.context, s.expert)
+            if key not in made:
+                made[key] = shared._replace(
+                    tensor=s.tensor,
+                    context=s.context,
+                    expert=s.expert,
+                    sequence_parallel=plan.sequence_parallel and s.tensor > 1,
+                    microbatch=plan.microbatch_of(s),
+                )
+        settings = tuple([made[s.data, s.tensor, s.context, s.expert] for s in plan.stages])
         count = plan.num_microbatches(pricer.workload.global_batch)
         shape = (plan.chunks, TRAITS[plan.schedule].is_v_shaped)
         return cls.build(pricer, plan.stages, settings, *shape, max(1, count))
@@ -134,6 +136,14 @@ class Frame:
         """Seconds of the slowest message between neighbouring stages."""
         if self.num_ranks == 1:
             return 0.0
+        if not self._is_alike:
+            return self._slowest_hop_s()
+        known, key = self.pricer.hops_s, (self.settings[0], self.stages[0].data, self.num_ranks)
+        if key not in known:
+            known[key] = self._slowest_hop_s()
+        return known[key]
+
+    def _slowest_hop_s(self) -> float:
         group = self.pricer.group(self.num_ranks, max(s.num_devices for s in self.stages))
         return self.pricer.software.message_s + max(
             group.send_s(hop.sent_bytes)
@@ -142,10 +152,15 @@ class Frame:
         )
 
     @cached_property
+    def _is_alike(self) -> bool:
+        """True if all stages have the same degrees and the same setting."""
+        return self.is_uniform and len(set(map(id, self.settings))) == 1
+
+    @cached_property
     def _neighbours(self) -> tuple[int, ...]:
         """The first stage of each kind of two neighbours."""
         first: dict[tuple[object, ...], int] = {}
-        if self.is_uniform and len(set(map(id, self.settings))) == 1:
+        if self._is_alike:
             return (0,)
         kinds = [
             (s.data, s.context, s.tensor, id(setting))

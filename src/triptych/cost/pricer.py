@@ -98,6 +98,7 @@ class Pricer:
         index = {block: i for i, block in enumerate(self.kinds)}
         self.kind_of_layer = [index[block] for block in model.blocks]
         self.ends_s: dict[tuple[object, ...], list[float]] = {}  # of programs that were simulated
+        self.hops_s: dict[tuple[Setting, int, int], float] = {}  # of plans whose stages are alike
         self._programs: dict[tuple[str, int, int, int], Program] = {}
         self._tapes: dict[tuple[str, int, int, int], Tape] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[Moment, ...], ...]] = {}

@@ -75,10 +75,11 @@ def export_torchtitan(subject: Subject) -> Export:
     account.refuse("attention", "the model's flavor says it")
     notes = account.close(_NO_SETTING)
     heading = f"# Plan {subject.plan.short()}\n# of {subject.model.name}\n"
+    arguments = _as_arguments(document, subject.plan)
     start = "# torchtitan 0.2: torchrun ... -m torchtitan.train --job.config_file FILE\n"
     return Export(
         target="torchtitan",
-        text=heading + start + _as_arguments(document) + commented(notes) + "\n" + _toml(document),
+        text=f"{heading}{start}{arguments}{commented(notes)}\n{_toml(document)}",
         notes=notes,
     )
 
@@ -186,9 +187,19 @@ def _recompute(account: Account) -> dict[str, Any]:
 
 
 _GONE = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
+FUNCTIONS = frozenset(
+    f"{module}_{size}"
+    for module, sizes in {
+        "llama3": ("8b", "70b", "405b"),
+        "qwen3": ("0_6b", "1_7b", "14b", "32b", "30b_a3b"),
+        "deepseek_v3": ("16b", "671b"),
+    }.items()
+    for size in sizes
+)
+"""Jobs in the registries of torchtitan 0.3."""
 
 
-def _as_arguments(document: Mapping[str, Mapping[str, Any]]) -> str:
+def _as_arguments(document: Mapping[str, Mapping[str, Any]], plan: Plan) -> str:
     """The same for torchtitan 0.3, as a comment."""
     model = document["model"]
     function = "_".join(model.values()).lower().replace("-", "_").replace(".", "_")
@@ -197,19 +208,24 @@ def _as_arguments(document: Mapping[str, Mapping[str, Any]]) -> str:
         for key, value in document[section].items():
             if key not in _GONE:
                 words += _argument(section, key, value)
-    if document["parallelism"]["pipeline_parallel_degree"] > 1:
+    if plan.tp > 1:
+        words += _argument("parallelism", "enable_sequence_parallel", plan.sequence_parallel)
+    if plan.pp > 1:
         words.append("--training.disable-cuda-graphs")  # it asks for that with a pipeline
+    missing = f"#   {function} is in no registry: write that function first\n"
     return (
         "# torchtitan 0.3, whose function behind --config says what is recomputed:\n"
         f"#   torchrun ... -m torchtitan.train {shlex.join(words)}\n"
+        f"{'' if function in FUNCTIONS else missing}"
     )
 
 
 def _argument(section: str, key: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{section}.{'' if value else 'no-'}{key.replace('_', '-')}"]
-    if isinstance(value, list):
-        return [f"--{section}.{key}", *(",".join(part) for part in value)]
+    if isinstance(value, list):  # of modules, where 0.3 has another name for the head
+        parts = [["lm_head" if name == "output" else name for name in part] for part in value]
+        return [f"--{section}.{key}", *(",".join(part) for part in parts)]
     return [f"--{section}.{key}", str(value)]
 
 

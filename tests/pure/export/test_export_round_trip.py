@@ -117,3 +117,13 @@ def test_deepspeed_text_is_json_with_the_batch_equation() -> None:
     document = json.loads(export(subject(plan, batch=64), "deepspeed").text)
     sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
     assert [document[name] for name in sizes] == [2, 8, 64]
+
+
+def test_the_arguments_of_torchtitan_0_3_have_its_names_and_say_which_job_is_not_there() -> None:
+    case = subject(uniform(tp=2, pp=2, dp=2, zero=2, sequence_parallel=True))
+    text = export(case, "torchtitan").text
+    (line,) = (line for line in text.splitlines() if "--module" in line)
+    assert line.count("norm,lm_head") == 1 and ",output" not in line
+    assert "--parallelism.enable-sequence-parallel" in line
+    assert '"norm", "output"' in text  # of 0.2
+    assert "is in no registry: write that function first" in text
