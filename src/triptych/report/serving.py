@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from textwrap import wrap
 from typing import Any
 
@@ -83,9 +83,9 @@ def serving_text(prediction: Mapping[str, Any]) -> str:
     fits = "fits" if prediction["fits"] else "DOES NOT FIT"
     lines = (
         ("plan", prediction["plan"]["short"]),
-        ("first token", seconds(prediction["ttft_s"])),
-        ("between tokens", seconds(prediction["tpot_s"])),
-        ("tokens", per_second(prediction["output_tokens_per_s"])),
+        ("first token", _with_bar(prediction, "ttft_s", seconds)),
+        ("between tokens", _with_bar(prediction, "tpot_s", seconds)),
+        ("tokens", _with_bar(prediction, "output_tokens_per_s", per_second)),
         ("requests", f"{number(prediction['requests_per_s'], '.3g')}/s"),
         ("most requests", f"{number(prediction['max_requests_per_s'], '.3g')}/s"),
         ("sequences at once", f"{prediction['max_concurrency']} at most"),
@@ -93,6 +93,13 @@ def serving_text(prediction: Mapping[str, Any]) -> str:
     )
     headline = "\n".join(f"{name:<22} {value}" for name, value in lines)
     return "\n\n".join([headline, _step(prediction), _memory(prediction)])
+
+
+def _with_bar(prediction: Mapping[str, Any], name: str, text: Callable[[float], str]) -> str:
+    """A figure with the range that holds 80 % of runs."""
+    ends = prediction.get("bars_80", {}).get(name)
+    bar_ = f"  ({text(ends[0])} to {text(ends[1])} in 80 % of runs)" if ends else ""
+    return text(prediction[name]) + bar_
 
 
 def _step(prediction: Mapping[str, Any]) -> str:

@@ -25,12 +25,14 @@ USUAL_VOCAB = 50_304
 
 
 def named_model(row: Row) -> Model:
-    """The model of a serving row. Raises Skip if its sizes are not known, or it has experts."""
+    """The model of a serving row. Raises Skip if its sizes or its experts are not known."""
     known = _nearest(row)
     if known is None:
         known = _guessed(row)
-    if known.experts or _has_experts(row):
-        raise Skip("experts")
+    if _has_experts(row) and not known.experts:
+        raise Skip("experts not known")
+    if known.experts and re.search(r"moe_ep=(?:[2-9]|\d\d)", row.text("notes")):
+        raise Skip("expert parallelism is not priced in serving")
     return known
 
 
@@ -103,7 +105,7 @@ def _guessed(row: Row) -> Model:
     """A dense model of the row's sizes, as wide as its number of parameters says."""
     sizes = _sizes(row)
     if _has_experts(row):
-        raise Skip("experts")
+        raise Skip("experts not known")
     billions = row.number("params_b")
     if sizes is None or not billions:
         raise Skip("architecture incomplete")
@@ -126,7 +128,7 @@ def _guessed(row: Row) -> Model:
     narrow = parameters(built(hidden))
     width = hidden + (billions * 1e9 - narrow) / (2.0 * hidden * layers)
     if not 1.0 <= width / hidden <= WIDEST:
-        raise Skip("experts" if width > hidden else "sizes and parameters disagree")
+        raise Skip("experts not known" if width > hidden else "sizes and parameters disagree")
     return replace(built(_rounded(width, hidden)), name=row.text("model_name"))
 
 

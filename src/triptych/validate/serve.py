@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from triptych.cost.serving.predict import ServingPrediction, predict_serving
+from triptych.cost.uncertainty import serving_bar
 from triptych.validate.figures import over_sources
 from triptych.validate.report import Report
 from triptych.validate.served import Served, served
@@ -32,6 +33,7 @@ class Pair(NamedTuple):
     quantity: str
     predicted: float
     measured: float
+    has_experts: bool = False
 
     @property
     def error(self) -> float:
@@ -68,15 +70,27 @@ def document(pairs: Sequence[Pair], rows: int, skipped: Counter[str]) -> dict[st
         "rows": rows,
         "used": len({pair.id for pair in pairs}),
         "skipped": dict(skipped.most_common()),
-        **{name: _quantity([p for p in pairs if p.quantity == name]) for name in QUANTITIES},
+        **_quantities([pair for pair in pairs if not pair.has_experts]),
+        "experts": _quantities([pair for pair in pairs if pair.has_experts]),
     }
+
+
+def _quantities(pairs: Sequence[Pair]) -> dict[str, Any]:
+    return {name: _quantity([p for p in pairs if p.quantity == name]) for name in QUANTITIES}
 
 
 def _quantity(pairs: Sequence[Pair]) -> dict[str, Any]:
     by_source: dict[str, list[float]] = {}
     for pair in pairs:
         by_source.setdefault(pair.source, []).append(pair.error)
-    return over_sources(by_source)
+    return {**over_sources(by_source), "coverage_80": _coverage(pairs)}
+
+
+def _coverage(pairs: Sequence[Pair]) -> float | None:
+    """The share of measured values inside the 80 % bars."""
+    bars = [serving_bar(pair.quantity, pair.predicted) for pair in pairs]
+    inside = [low <= p.measured <= high for p, (low, high) in zip(pairs, bars, strict=True)]
+    return sum(inside) / len(inside) if inside else None
 
 
 def pairs_of(case: Served) -> list[Pair]:
@@ -90,7 +104,7 @@ def pairs_of(case: Served) -> list[Pair]:
         ("throughput", _tokens_per_s(prediction), case.tokens_per_s),
     )
     return [
-        Pair(case.row.id, case.row.source, name, predicted, measured)
+        Pair(case.row.id, case.row.source, name, predicted, measured, bool(case.model.experts))
         for name, predicted, measured in both
         if measured
     ]

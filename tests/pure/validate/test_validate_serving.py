@@ -11,6 +11,7 @@ import pytest
 
 from triptych.cli.main import run
 from triptych.validate.named import named_model
+from triptych.validate.serve import validate_serving
 from triptych.validate.served import engine_of, family_of, served
 from triptych.validate.table import Row, Skip
 
@@ -85,7 +86,8 @@ def test_an_offline_batch_is_that_of_each_replica() -> None:
         ({"input_len": "ShareGPT"}, "lengths not stated"),
         ({"request_rate": "see README"}, "arrivals not stated"),
         ({"gpu": "abacus"}, "GPU not in the catalogue"),
-        ({"model_name": "Mixtral 8x7B"}, "experts"),
+        ({"model_name": "Unheard 9x9B", "n_layers": "5"}, "experts not known"),
+        ({"model_name": "Mixtral 8x7B", "notes": "moe_ep=4"}, "expert parallelism"),
         ({"model_name": "Nobody-9B", "n_layers": ""}, "architecture incomplete"),
         ({"ttft_ms": "", "tpot_ms": "", "output_tokens_per_s": ""}, "nothing measured"),
     ],
@@ -179,9 +181,26 @@ def test_the_document_has_every_figure(tmp_path: Path, capfd: pytest.CaptureFixt
     counts = {name: document[name]["n"] for name in ("tpot", "ttft", "throughput")}
     assert counts == {"tpot": 3, "ttft": 2, "throughput": 3}
     figures = {"median_abs_rel_error", "mean_abs_rel_error", "p90_abs_rel_error", "bias", "n"}
-    assert document["tpot"].keys() == figures | {"by_source", "source_mean", "worst_source"}
+    assert document["tpot"].keys() == figures | {
+        *("by_source", "source_mean", "worst_source", "coverage_80")
+    }
     assert set(document["tpot"]["by_source"]) == {"lab-a", "lab-b"}
     assert document["tpot"]["median_abs_rel_error"] < 0.5
     assert len(Path(f"{path}.out").read_text().splitlines()) == 5
     assert run(["validate", str(path), "--task", "serve"]) == 0
     assert "mean of sources" in capfd.readouterr().out
+
+
+def test_rows_with_experts_are_scored_apart_and_bars_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(BASE))
+        writer.writeheader()
+        sparse = {"id": "b-2", "model_name": "Mixtral 8x7B", "tp": "2", "n_gpus": "2"}
+        writer.writerows([BASE | {"id": "a-1"}, BASE | sparse])
+    document = validate_serving(path).document
+    assert document["used"] == 2
+    for name in ("tpot", "ttft", "throughput"):
+        assert document[name]["n"] == document["experts"][name]["n"] == 1
+        assert document[name]["coverage_80"] in (0.0, 1.0)
+        assert list(document["experts"][name]["by_source"]) == ["b"]

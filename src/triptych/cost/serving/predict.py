@@ -13,6 +13,7 @@ from triptych.cost.serving.layout import Layout, layout
 from triptych.cost.serving.memory import Memory, memory
 from triptych.cost.serving.steady import Replica, State, burst_s, ttft_s
 from triptych.cost.serving.step import Load, StepParts, Stepper
+from triptych.cost.uncertainty import serving_bar
 from triptych.model.model import Model
 from triptych.plan.serving import ServingPlan, ServingWorkload
 from triptych.units import GIB
@@ -59,12 +60,24 @@ class ServingPrediction:
         """True if it fits and meets every objective."""
         return self.fits and all(self.meets.values())
 
+    @property
+    def bars(self) -> Mapping[str, tuple[float, float]]:
+        """The ends of 80 % bars. Tokens a second have none where arrivals set them."""
+        found = {
+            "ttft_s": serving_bar("ttft", self.ttft_s),
+            "tpot_s": serving_bar("tpot", self.tpot_s),
+        }
+        if "rate" not in self.meets:
+            found["output_tokens_per_s"] = serving_bar("throughput", self.output_tokens_per_s)
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """The JSON document of `triptych predict --task serve`."""
         return {
             "ttft_s": self.ttft_s,
             "tpot_s": self.tpot_s,
             "output_tokens_per_s": self.output_tokens_per_s,
+            "bars_80": {name: list(ends) for name, ends in self.bars.items()},
             "requests_per_s": self.requests_per_s,
             "max_requests_per_s": self.max_requests_per_s,
             "max_concurrency": self.max_concurrency,
