@@ -44,7 +44,7 @@ NOT_IN_RUNTIME = {"pydantic", "typer", "rich", "jinja2"}
 # Where an import may hide in a function: so that the first line of a command comes at once.
 LOADS_LAZILY = ("__init__.py", "cli/")
 # An optional package has one module of ours, loaded by name from here.
-LOADS_BY_NAME = {"api.py", "train/entry.py"}
+LOADS_BY_NAME = {"api.py", "train/entry.py", "serve/engine/grammars.py"}
 
 
 def allowed(package: str) -> set[str]:

@@ -28,6 +28,11 @@ def command(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens a prompt, at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0: the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Of the k likeliest only.")] = None,
+    top_p: Annotated[float, typer.Option(help="Of the likeliest with this probability.")] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="A text that ends the answer; may be repeated.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     as_json: JsonOption = False,
 ) -> Answer:
@@ -35,19 +40,19 @@ def command(
     if plan:
         _require_suitable(folder, plan)
     say("loading torch ...")
-    from triptych.serve.engine.local import generate_locally
+    from triptych.serve.engine.offline import Wanted, generate
+    from triptych.serve.engine.sampling import Sampling
     from triptych.serve.engine.source import ModelSource
 
     source = ModelSource.open(folder)
     for note in source.notes:
         say(note)
-    found = generate_locally(
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    found = generate(
         source.folder,
         prompt,
         _plan(plan, source) if plan else None,
-        max_new_tokens,
-        temperature,
-        seed,
+        Wanted(max_new_tokens=max_new_tokens, sampling=sampling, stop=tuple(stop or ())),
         on_text=None if as_json else _printer(prompt),
     )
     if not as_json:

@@ -48,6 +48,11 @@ def split_sequence(attention: torch.nn.Module, comm: Communicator, method: str) 
         setattr(attention, name, partial(attend, comm=comm))
 
 
+def attend_with(attention: torch.nn.Module, attend: Attend) -> None:
+    """Tells an attention module of the library what attends in its place: to blocks of a cache."""
+    setattr(attention, _CONTEXT, attend)
+
+
 def describe_attention(attention: Any, described: Attention) -> None:
     """Tells an attention module of the library what it tells its mask alone, or gets wrong.
 
@@ -106,7 +111,7 @@ def causal_attention(
         drop = partial(getattr(module, WEIGHTS), rate=dropout)
         attend = partial(getattr(module, _DROPPING, written_attention), drop=drop)
     elif query_BHSD.shape[2] != key_BKTD.shape[2]:
-        attend = _attend_to_cache
+        attend = attend_to_cache
     return run(attend, query_BHSD, key_BKTD, value_BKTD, scores).transpose(1, 2), None
 
 
@@ -119,10 +124,10 @@ def _run_once(
 # --- with keys of earlier tokens ---------------------------------------------------------------
 
 
-def _attend_to_cache(
+def attend_to_cache(
     query_BHSD: torch.Tensor, key_BKTD: torch.Tensor, value_BKTD: torch.Tensor, scores: Scores
 ) -> torch.Tensor:
-    """Attention of the last S of T tokens, for inference."""
+    """Attention [B, H, S, D] of the last S of T tokens, for inference."""
     assert scores.documents is None, "a cache holds one document a row"
     new, total = query_BHSD.shape[2], key_BKTD.shape[2]
     if scores.softcap is not None or scores.sinks is not None:

@@ -11,14 +11,14 @@ from ranks import run_ranks
 from serve_samples import PROMPTS, byte_tokenizer, save_model, stock_greedy
 
 from triptych.plan.plan import Plan
-from triptych.serve.engine.offline import generate
+from triptych.serve.engine.offline import Wanted, generate
 
 KNOWN = byte_tokenizer().get_vocab_size()
 COUNT = 10
 
 
 def _tokens(folder: Path, plan: Plan | None) -> tuple[int, ...]:
-    (answer,) = generate(folder, PROMPTS[:1], plan, COUNT, strict=STRICT)
+    (answer,) = generate(folder, PROMPTS[:1], plan, Wanted(max_new_tokens=COUNT), strict=STRICT)
     return answer.token_ids
 
 

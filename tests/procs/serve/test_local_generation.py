@@ -8,23 +8,22 @@ from pathlib import Path
 import pytest
 from serve_samples import PROMPTS, config_of, save_model
 
-from triptych.errors import InputError, PlanError, RunError
+from triptych.errors import PlanError, RunError
 from triptych.plan.plan import Plan
-from triptych.serve.engine.local import generate_locally
-from triptych.serve.engine.offline import generate
+from triptych.serve.engine.offline import Wanted, generate
 
 
 def test_two_local_ranks_give_the_text_of_one_process(tmp_path: Path) -> None:
     save_model(tmp_path, config_of())
     pieces: list[str] = []
-    found = generate_locally(
+    found = generate(
         tmp_path,
         PROMPTS[:1],
         Plan.uniform(4, tp=2),
-        8,
+        Wanted(max_new_tokens=8),
         on_text=lambda _, piece: pieces.append(piece),
     )
-    assert found == generate(tmp_path, PROMPTS[:1], None, 8)
+    assert found == generate(tmp_path, PROMPTS[:1], None, Wanted(max_new_tokens=8))
     assert "".join(pieces) == found[0].text
     assert multiprocessing.active_children() == []
 
@@ -37,21 +36,12 @@ def test_a_rank_that_dies_is_named_and_none_is_left(tmp_path: Path) -> None:
             child.kill()
 
     with pytest.raises(RunError, match=r"rank 1 ended with exit code -9"):
-        generate_locally(tmp_path, PROMPTS, Plan.uniform(4, pp=2), 64, on_text=kill_the_other)
+        generate(tmp_path, PROMPTS, Plan.uniform(4, pp=2), on_text=kill_the_other)
     assert multiprocessing.active_children() == []
 
 
 def test_what_cannot_work_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
     save_model(tmp_path, config_of())
     with pytest.raises(PlanError, match=r"dp=2"):
-        generate_locally(tmp_path, PROMPTS, Plan.uniform(4, dp=2))
-    with pytest.raises(InputError, match=r"max_new_tokens"):
-        generate_locally(tmp_path, PROMPTS, Plan.uniform(4, tp=2), 0)
+        generate(tmp_path, PROMPTS, Plan.uniform(4, dp=2))
     assert multiprocessing.active_children() == []
-
-
-def test_one_rank_needs_no_other_process(tmp_path: Path) -> None:
-    save_model(tmp_path, config_of())
-    assert generate_locally(tmp_path, PROMPTS[:1], None, 4) == generate(
-        tmp_path, PROMPTS[:1], None, 4
-    )

@@ -24,7 +24,8 @@ from triptych.checkpoint.write import save
 from triptych.errors import CheckpointError, InputError, PlanError
 from triptych.plan.plan import Plan, Precision
 from triptych.runtime.shard import Shard
-from triptych.serve.engine.offline import Generation, choose, generate
+from triptych.serve.engine.offline import Generation, Wanted, generate
+from triptych.serve.engine.sampling import Sampling
 
 KNOWN = byte_tokenizer().get_vocab_size()
 
@@ -41,7 +42,7 @@ def expected(model: Any, count: int) -> list[tuple[int, ...]]:
 
 
 def run(folder: Path, plan: Plan | None, count: int) -> list[Generation]:
-    return generate(folder, PROMPTS, plan, count, strict=STRICT)
+    return generate(folder, PROMPTS, plan, Wanted(max_new_tokens=count), strict=STRICT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -79,7 +80,7 @@ def test_the_pieces_that_are_streamed_are_the_text_byte_for_byte(tmp_path: Path)
     def listen(index: int, piece: str) -> None:
         pieces[index] += piece
 
-    generations = generate(tmp_path, PROMPTS, None, 40, on_text=listen)
+    generations = generate(tmp_path, PROMPTS, None, Wanted(max_new_tokens=40), on_text=listen)
     tokenizer = byte_tokenizer()
     for index, generation in enumerate(generations):
         ids = [*tokenizer.encode(PROMPTS[index]).ids, *generation.token_ids]
@@ -94,44 +95,36 @@ def test_no_token_is_beyond_the_vocabulary_of_the_tokenizer(tmp_path: Path) -> N
         model.lm_head.weight[KNOWN:] *= 50
     model.save_pretrained(tmp_path)
     for temperature in (0.0, 3.0):
-        for generation in generate(tmp_path, PROMPTS, None, 30, temperature):
+        wanted = Wanted(max_new_tokens=30, sampling=Sampling(temperature=temperature, seed=0))
+        for generation in generate(tmp_path, PROMPTS, None, wanted):
             assert max(generation.token_ids) < KNOWN
 
 
 def test_a_text_ends_with_its_end_token_which_is_not_shown(tmp_path: Path) -> None:
     save_model(tmp_path, config_of())
-    (plain,) = generate(tmp_path, PROMPTS[:1], None, 12)
+    (plain,) = generate(tmp_path, PROMPTS[:1], None, Wanted(max_new_tokens=12))
     assert (plain.finish, len(plain.token_ids)) == ("length", 12)
     last = plain.token_ids[7]
     first = plain.token_ids.index(last)
     set_end_token(tmp_path, last)
-    (stopped,) = generate(tmp_path, PROMPTS[:1], None, 12)
+    (stopped,) = generate(tmp_path, PROMPTS[:1], None, Wanted(max_new_tokens=12))
     assert stopped.finish == "stop"
     assert stopped.token_ids == plain.token_ids[:first]
 
 
 def test_a_seed_repeats_its_draws_and_another_seed_does_not(tmp_path: Path) -> None:
     save_model(tmp_path, config_of())
-    drawn = [tokens(generate(tmp_path, PROMPTS, None, 12, 2.0, seed)) for seed in (1, 1, 2)]
+    wanted = [
+        Wanted(max_new_tokens=12, sampling=Sampling(temperature=2.0, seed=seed))
+        for seed in (1, 1, 2)
+    ]
+    drawn = [tokens(generate(tmp_path, PROMPTS, None, each)) for each in wanted]
     assert drawn[0] == drawn[1] != drawn[2]
-
-
-def test_draws_follow_the_softmax_of_the_logits_over_the_temperature() -> None:
-    logits = torch.tensor([0.0, 1.0, 2.0, -torch.inf])
-    draws = torch.Generator().manual_seed(0)
-    count = 4000
-    found = torch.bincount(
-        torch.tensor([choose(logits, 0.5, draws) for _ in range(count)]), minlength=4
-    )
-    share = torch.softmax(logits / 0.5, dim=0)
-    deviation = (share * (1 - share) / count).sqrt()
-    assert ((found / count - share).abs() <= 5 * deviation).all()
-    assert choose(logits, 0.0, draws) == 2
 
 
 def test_generation_ends_where_the_positions_of_the_model_end(tmp_path: Path) -> None:
     save_model(tmp_path, config_of(max_position_embeddings=20))
-    (generation,) = generate(tmp_path, PROMPTS[:1], None, 50)
+    (generation,) = generate(tmp_path, PROMPTS[:1], None, Wanted(max_new_tokens=50))
     used = len(byte_tokenizer().encode(PROMPTS[0]).ids)
     assert len(generation.token_ids) == 20 - used
 
@@ -183,8 +176,8 @@ def test_prompts_that_cannot_be_continued_are_all_named(tmp_path: Path) -> None:
 
 def test_settings_that_do_not_work_are_all_named(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        generate(tmp_path, PROMPTS, None, 0, -1.0)
-    assert "max_new_tokens = 0" in str(caught.value)
+        Sampling(temperature=-1.0, top_p=0.0)
+    assert "top_p = 0.0" in str(caught.value)
     assert "temperature = -1.0" in str(caught.value)
 
 

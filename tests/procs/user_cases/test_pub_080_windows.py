@@ -19,14 +19,12 @@ from layouts import batch_of, make_engine
 from packed import Answer, answer, assert_same
 from ranks import STRICT, run_ranks
 from serve_samples import config_of, save_model
+from stepwise import logits_in_pieces
 from verbs import Ranks
 
 from triptych.plan.families import FAMILIES
 from triptych.plan.plan import Plan, Precision
-from triptych.runtime.mesh import Mesh
 from triptych.runtime.microbatch import MicroBatch, own_tokens
-from triptych.serve.engine.source import ModelSource
-from triptych.serve.engine.stage import InferenceStage
 
 WINDOW, LENGTH, VOCAB = 8, 64, 512
 EVERY_OTHER = {
@@ -120,18 +118,10 @@ def test_pub_080_a_distant_change_does_not_pass_windowed_layers(split: dict[str,
 
 def _served(folder: Path, plan: Plan, ids: list[int]) -> Any:
     """The logits after the last token: all at once, and the second half token by token."""
-    source = ModelSource.open(folder)
-    model = source.model()
-    mesh = Mesh.create(plan, kv_heads=model.kv_heads, timeout_s=60, strict=STRICT)
-    stage = InferenceStage(source.config, model, plan, mesh)
-    source.load(stage.shards)
-    half, cache = len(ids) // 2, stage.new_cache()
-    with torch.inference_mode():
-        once = stage.forward(torch.tensor(ids), stage.new_cache())
-        found = stage.forward(torch.tensor(ids[:half]), cache)
-        for token in ids[half:]:
-            found = stage.forward(torch.tensor([token]), cache)
-    return None if once is None or found is None else (once.numpy(), found.numpy())
+    half = len(ids) // 2
+    cuts = [len(ids)], [half, *[1] * (len(ids) - half)]
+    once, stepwise = (logits_in_pieces(folder, plan, ids, sizes, STRICT) for sizes in cuts)
+    return None if once is None or stepwise is None else (once, stepwise)
 
 
 @pytest.mark.parametrize("layout", ["one process", "TP2", "PP2"])

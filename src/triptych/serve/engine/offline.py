@@ -1,25 +1,33 @@
-"""Offline generation under a plan: one prompt after the other, with a KV cache on every rank."""
+"""Offline generation under a plan: many prompts at once, on the engine that serves."""
 
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from triptych.errors import InputError, Problem
-from triptych.model.model import Model
-from triptych.plan.plan import Plan, Precision
-from triptych.runtime.mesh import Mesh
+from triptych.plan.plan import Plan
+from triptych.serve.core.request import Reason
+from triptych.serve.engine.engine import Engine
+from triptych.serve.engine.executor import follow
+from triptych.serve.engine.replica import load_rank
+from triptych.serve.engine.sampling import Sampling
+from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
-from triptych.serve.engine.stage import InferenceStage
-from triptych.serve.engine.suitable import require_suitable
+from triptych.serve.engine.stops import StopText
 from triptych.serve.engine.text import TextStream
+from triptych.serve.engine.values import Ask, Output
+from triptych.serve.engine.worker import receive_bytes
 
 _log = logging.getLogger(__name__)
+
+OnText = Callable[[int, str], None]
+"""Gets the number of a prompt and a piece of its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,65 +37,80 @@ class Generation:
     prompt: str
     text: str
     token_ids: tuple[int, ...]  # without the token that ended it
-    finish: str  # "stop": the model ended the text; "length": the limit did
+    finish: str  # "stop": the model, or a stop string, ended the text; "length": the limit did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How tokens are chosen: greedily at temperature 0, else drawn with a seed."""
+class Wanted:
+    """What is wanted of every prompt."""
 
     max_new_tokens: int = 64
-    temperature: float = 0.0
-    seed: int = 0
+    sampling: Sampling = field(default_factory=lambda: Sampling(seed=0))
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        problems = []
         if self.max_new_tokens < 1:
-            problems.append(Problem(f"max_new_tokens = {self.max_new_tokens}", works="from 1"))
-        if not 0 <= self.temperature < float("inf"):
-            works = "0 (greedy) or a positive number"
-            problems.append(Problem(f"temperature = {self.temperature}", works=works))
-        if problems:
-            raise InputError(problems)
+            what = f"max_new_tokens = {self.max_new_tokens}"
+            raise InputError(Problem(what, works="from 1"))
+        StopText(self.stop)
+
+    def of(self, index: int) -> Sampling:
+        """The sampling of one prompt, with draws of its own."""
+        return replace(self.sampling, seed=(self.sampling.seed or 0) * 1_000_003 + index)
 
 
 def generate(
     model_dir: Path,
     prompts: Sequence[str],
     plan: Plan | None = None,
-    max_new_tokens: int = 64,
-    temperature: float = 0.0,
-    seed: int = 0,
+    wanted: Wanted | None = None,
     *,
-    on_text: Callable[[int, str], None] | None = None,
+    settings: EngineSettings | None = None,
+    on_text: OnText | None = None,
     strict: bool = False,
 ) -> list[Generation]:
-    """Continues each prompt; every rank of the plan calls this and returns the same.
+    """Continues each prompt. The ranks of the plan are started here, unless they are there already
+    (torchrun): then every rank calls this and returns the same.
 
     Args:
         model_dir: a Hugging Face directory, a checkpoint or a run folder.
         prompts: texts to continue.
         plan: tensor and pipeline degrees and the dtype; None: one process, dtype as stored.
-        max_new_tokens: tokens per prompt at most.
-        temperature: 0 takes the likeliest token; otherwise logits are divided by it.
-        seed: of the draws.
-        on_text: gets the number of a prompt and a piece of its text, as it becomes certain.
+        wanted: how long and how; None: 64 tokens, the likeliest ones.
+        settings: sizes of the engine.
+        on_text: gets the number of a prompt and a piece of its text, as it becomes certain. Prompts
+            are continued side by side and told in their order: later ones wait for the first.
         strict: communicate under strict mode (tests).
 
     Raises:
         InputError: the model, the plan, the prompts or the settings do not work, all said at once
             for each of them.
+        RunError: a rank died.
 
     """
-    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    generator = Generator.open(model_dir, plan, strict=strict)
-    for note in generator.source.notes:
+    wanted, settings = wanted or Wanted(), settings or EngineSettings()
+    source = ModelSource.open(model_dir)
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return _follow(source, plan, settings, strict)
+    for note in source.notes:
         _log.warning("%s", note)
-    encoded = generator.encode(prompts)
-    return [
-        generator.run(index, prompt, ids, sampling, on_text or _nobody_listens)
-        for index, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True))
-    ]
+    with Engine.open(source.folder, plan, settings, strict=strict) as engine:
+        found = Generator(engine, source, wanted, on_text or _nobody_listens).run(prompts)
+        if dist.is_initialized():
+            engine.tell_ranks(pickle.dumps(found))
+    return found
+
+
+def _follow(
+    source: ModelSource, plan: Plan | None, settings: EngineSettings, strict: bool
+) -> list[Generation]:
+    """The same on another rank of a launch that is not ours."""
+    rank = load_rank(source, plan, settings, dist.get_world_size(), strict=strict)
+    follow(rank.worker)
+    told: list[Generation] | InputError = pickle.loads(receive_bytes(rank.worker.mesh, 0))
+    if isinstance(told, InputError):
+        raise told
+    return told
 
 
 def _nobody_listens(_: int, __: str) -> None:
@@ -95,31 +118,36 @@ def _nobody_listens(_: int, __: str) -> None:
 
 
 class Generator:
-    """A loaded model that continues prompts, one at a time."""
+    """Continues texts with an engine."""
 
     def __init__(
-        self, source: ModelSource, model: Model, mesh: Mesh, stage: InferenceStage
+        self, engine: Engine, source: ModelSource, wanted: Wanted, on_text: OnText
     ) -> None:
-        self.source = source
-        self._model = model
-        self._mesh = mesh
-        self._stage = stage
+        self._engine = engine
         self._tokenizer = source.tokenizer()
-        self._end_tokens = source.end_tokens()
-        known = [i for i in self._tokenizer.get_vocab().values() if i < model.vocab]
-        self._unknown_V = torch.ones(model.vocab, dtype=torch.bool, device=mesh.device)
-        self._unknown_V[torch.tensor(known, device=mesh.device)] = False
+        self._end_ids = source.end_tokens()
+        self._wanted = wanted
+        self._tell = _InOrder(on_text)
+        self._vocab = source.model().vocab
 
-    @classmethod
-    def open(cls, model_dir: Path, plan: Plan | None = None, *, strict: bool = False) -> Generator:
-        """Loads this rank's part of a model; collective over the ranks of the plan."""
-        source = ModelSource.open(model_dir)
-        model = source.model()
-        plan = _inference_plan(plan, source, model)
-        mesh = Mesh.create(plan, kv_heads=model.kv_heads, strict=strict)
-        stage = InferenceStage(source.config, model, plan, mesh)
-        source.load(stage.shards)
-        return cls(source, model, mesh, stage)
+    def run(self, prompts: Sequence[str]) -> list[Generation]:
+        """Continues each prompt; raises InputError that lists every one that cannot be run."""
+        encoded = self.encode(prompts)
+        answers = [_Answer(TextStream(self._tokenizer, i), self._wanted.stop) for i in encoded]
+        for output in self._engine.stream(self._asks(encoded)):
+            answer = answers[output.request_id]
+            self._take(answer, output)
+            if answer.finish is not None and output.finish is None:
+                self._engine.stop(output.request_id, 0)
+        return [
+            Generation(
+                prompt=prompt,
+                text=answer.text,
+                token_ids=tuple(answer.token_ids),
+                finish=answer.finish or "length",
+            )
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Token ids of the prompts; raises InputError that lists every one that cannot be run."""
@@ -134,73 +162,77 @@ class Generator:
         return encoded
 
     def _faults(self, ids: Sequence[int]) -> Iterator[str]:
+        context = self._engine.limits.context
         if not ids:
             yield "is empty, there is nothing to continue"
-        if len(ids) >= self._model.max_position:
-            yield f"has {len(ids)} tokens, the model has {self._model.max_position} positions"
-        if any(token_id >= self._model.vocab for token_id in ids):
-            yield f"has token {max(ids)}, the model has {self._model.vocab} rows in its embedding"
+        if len(ids) >= context:
+            yield f"has {len(ids)} tokens, the model has {context} positions"
+        if any(token_id >= self._vocab for token_id in ids):
+            yield f"has token {max(ids)}, the model has {self._vocab} rows in its embedding"
 
-    def run(
-        self,
-        index: int,
-        prompt: str,
-        ids: Sequence[int],
-        sampling: Sampling,
-        on_text: Callable[[int, str], None],
-    ) -> Generation:
-        """Continues one prompt. Collective over the ranks of the plan."""
-        stream = TextStream(self._tokenizer, ids)
-        new_ids: list[int] = []
-        finish = "length"
-        for token_id in self._tokens(index, ids, sampling):
-            if token_id in self._end_tokens:
-                finish = "stop"
-                break
-            new_ids.append(token_id)
-            _say(on_text, index, stream.add(token_id))
-        _say(on_text, index, stream.finish())
-        return Generation(prompt=prompt, text=stream.text, token_ids=tuple(new_ids), finish=finish)
+    def _asks(self, encoded: Sequence[Sequence[int]]) -> Iterator[Ask]:
+        for index, ids in enumerate(encoded):
+            room = self._engine.limits.context - len(ids)
+            count = min(self._wanted.max_new_tokens, room)
+            yield Ask(id=index, prompt=ids, max_tokens=count, sampling=self._wanted.of(index))
 
-    def _tokens(self, index: int, ids: Sequence[int], sampling: Sampling) -> Iterator[int]:
-        """Token after token, up to the limit and the model's positions; the same on all ranks."""
-        draws = torch.Generator().manual_seed(sampling.seed * 1_000_003 + index)
-        cache = self._stage.new_cache()
-        fed_S = torch.tensor(ids, device=self._mesh.device)
-        room = self._model.max_position - len(ids)
-        for _ in range(min(sampling.max_new_tokens, room)):
-            with torch.inference_mode():
-                logits_V = self._stage.forward(fed_S, cache)
-                fed_S = self._agreed(logits_V, sampling.temperature, draws)
-            yield int(fed_S)
-
-    def _agreed(
-        self, logits_V: torch.Tensor | None, temperature: float, draws: torch.Generator
-    ) -> torch.Tensor:
-        """The next token [1]: one rank of the last stage chooses, all learn it by a sum."""
-        chosen = torch.zeros(1, dtype=torch.int64, device=self._mesh.device)
-        if logits_V is not None and self._mesh.tensor.index == 0:
-            chosen += choose(logits_V.masked_fill(self._unknown_V, -torch.inf), temperature, draws)
-        return self._mesh.world.all_reduce(chosen)
+    def _take(self, answer: _Answer, output: Output) -> None:
+        if output.token is None or answer.finish is not None:
+            return
+        ends = output.token in self._end_ids and not self._wanted.sampling.ignores_end
+        ends = ends or output.token in self._wanted.sampling.stop_ids
+        piece = "" if ends else answer.add(output.token)
+        if answer.stops.is_stopped or output.finish is Reason.STOP:
+            answer.finish = "stop"
+        elif output.finish is not None:
+            answer.finish = "length"
+        if answer.finish is not None:
+            piece += answer.end()
+        answer.text += piece
+        self._tell.add(output.request_id, piece, answer.finish is not None)
 
 
-def choose(logits_V: torch.Tensor, temperature: float, draws: torch.Generator) -> int:
-    """A token id: the likeliest at temperature 0, else drawn from softmax(logits / temperature)."""
-    if temperature == 0:
-        return int(logits_V.argmax())
-    probabilities = torch.softmax(logits_V.double().cpu() / temperature, dim=0)
-    return int(torch.multinomial(probabilities, 1, generator=draws))
+class _InOrder:
+    """Tells pieces of several texts one text after the other."""
+
+    def __init__(self, on_text: OnText) -> None:
+        self._on_text = on_text
+        self._waiting: dict[int, str] = {}
+        self._ended: set[int] = set()
+        self._turn = 0
+
+    def add(self, index: int, piece: str, is_last: bool) -> None:
+        """Takes in a piece; tells what has its turn."""
+        self._waiting[index] = self._waiting.get(index, "") + piece
+        if is_last:
+            self._ended.add(index)
+        while self._turn in self._waiting:
+            if told := self._waiting[self._turn]:
+                self._waiting[self._turn] = ""
+                self._on_text(self._turn, told)
+            if self._turn not in self._ended:
+                return
+            del self._waiting[self._turn]
+            self._turn += 1
 
 
-def _say(on_text: Callable[[int, str], None], index: int, piece: str) -> None:
-    if piece:
-        on_text(index, piece)
+class _Answer:
+    """A text on its way."""
 
+    def __init__(self, stream: TextStream, stop: Sequence[str]) -> None:
+        self.stops = StopText(stop)
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish: str | None = None
+        self._stream = stream
 
-def _inference_plan(plan: Plan | None, source: ModelSource, model: Model) -> Plan:
-    """The plan as far as it matters without training; raises PlanError if it does not fit."""
-    if plan is None:
-        precision = Precision(parameter=source.dtype(), master=source.dtype())
-        plan = Plan.uniform(model.num_layers, precision=precision)
-    require_suitable(plan, model, dist.get_world_size() if dist.is_initialized() else 1)
-    return plan.with_(zero=0, sequence_parallel=False, recompute="none", schedule="1f1b")
+    def add(self, token: int) -> str:
+        """What a token adds to what may be shown."""
+        self.token_ids.append(token)
+        return self.stops.add(self._stream.add(token))
+
+    def end(self) -> str:
+        """What was not certain before."""
+        if self.stops.is_stopped:
+            return ""
+        return self.stops.add(self._stream.finish()) + self.stops.finish()

@@ -1,60 +1,72 @@
-"""One rank's part of a model for inference: weights and nothing else, a KV cache a sequence.
+"""One rank's part of a model for inference: its weights, and the rows of a step through them.
 
-Shapes: B = 1 sequence, S new tokens, H hidden, v this rank's rows of the vocabulary, V all rows.
+Shapes: R rows (tokens of several sequences, packed), H hidden, v this rank's rows of the
+vocabulary, V all of them; Q query heads, K key/value heads, D and E their dims.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import DynamicCache
 
 from triptych.model.model import Model
+from triptych.plan.families import family_of
 from triptych.plan.layout import box_shape
 from triptych.plan.plan import Plan, part
+from triptych.runtime.attention import attend_with
 from triptych.runtime.build.slots import collect_slots
 from triptych.runtime.build.stage import StageModule
 from triptych.runtime.build.zoo import skeleton
+from triptych.runtime.comm import Communicator
+from triptych.runtime.context.block import Scores
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.precision import torch_dtype
 from triptych.runtime.shard import Shard
 from triptych.runtime.tensor.linear import Deferral
+from triptych.serve.core.tables import Rows, Tables
+from triptych.serve.engine.cache import Heads, Pool
 
 
-class StageCache(DynamicCache):  # type: ignore[misc]
-    """Keys and values of one stage's layers; its length is that of the first of them."""
+class Stage(Protocol):
+    """What a worker drives."""
 
-    def __init__(self, first_layer: int) -> None:
-        super().__init__()
-        self._first_layer = first_layer
+    def use(self, pool: Pool) -> None:
+        """Takes the caches of its layers."""
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens in the cache."""
-        return int(super().get_seq_length(max(layer_idx, self._first_layer)))
+    def forward(
+        self, ids_R: torch.Tensor, received_RH: torch.Tensor | None, rows: Rows, tables: Tables
+    ) -> torch.Tensor:
+        """Token ids or received hidden states to hidden states [R, H], as `logits` takes them."""
+        ...
+
+    def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """The last stage's logits [N, V], of all tensor ranks."""
+        ...
 
 
-class InferenceStage:
-    """The layers of this rank under a plan; `shards` are its weights, to be loaded."""
+class ModelStage:
+    """The library's modules of this rank under a plan; `shards` are its weights, to be loaded."""
 
     def __init__(self, config: dict[str, Any], model: Model, plan: Plan, mesh: Mesh) -> None:
-        self._mesh = mesh
-        self._model = model
-        self._dtype = torch_dtype(plan.precision.parameter)
-        self._first_layer = plan.stages[mesh.coordinates.pp].start
-        self._stage = StageModule(
+        self.mesh = mesh
+        self.model = model
+        self.dtype = torch_dtype(plan.precision.parameter)
+        self.module = StageModule(
             skeleton(config), model, plan, mesh, mesh.coordinates.pp, Deferral()
         )
         self.shards = self._allocate(plan)
-        self._stage.to_device(mesh.device)
-        self.shards += self._stage.buffer_shards(saved=False)
-        self._stage.eval()
+        self.module.to_device(mesh.device)
+        self.shards += self.module.buffer_shards(saved=False)
+        self.module.eval()
 
     def _allocate(self, plan: Plan) -> list[Shard]:
         shards = []
-        for slot in collect_slots([self._stage], self._model, plan, self._mesh):
-            values = torch.empty(box_shape(slot.box), dtype=self._dtype, device=self._mesh.device)
+        for slot in collect_slots([self.module], self.model, plan, self.mesh):
+            values = torch.empty(box_shape(slot.box), dtype=self.dtype, device=self.mesh.device)
             parameter = nn.Parameter(values, requires_grad=False)
             for module, attribute in slot.places:
                 setattr(module, attribute, parameter)
@@ -69,36 +81,68 @@ class InferenceStage:
             shards.append(shard)
         return shards
 
-    def new_cache(self) -> StageCache:
-        """An empty cache for one sequence."""
-        return StageCache(self._first_layer)
+    def heads(self) -> dict[int, Heads]:
+        """What each layer keeps of a token here: found by sending one through. Collective."""
+        found: dict[int, Heads] = {}
 
-    def forward(self, ids_S: torch.Tensor, cache: StageCache) -> torch.Tensor | None:
-        """The logits [V] after the last of S tokens, on the last stage's ranks; None elsewhere.
+        def note(
+            index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: Scores
+        ) -> torch.Tensor:
+            found[index] = Heads(k.shape[1], k.shape[3], v.shape[3])
+            return q.new_zeros(*q.shape[:3], v.shape[3])
 
-        Collective over the ranks of the plan. Cost: hidden states [1, S, H] from stage to stage.
-        """
-        pipeline = self._mesh.forward[0]
+        self._attend_with(note)
+        ids_11 = torch.zeros(1, 1, dtype=torch.int64, device=self.mesh.device)
+        shape = (1, 1, self.model.hidden)
         received = None
-        if not self._stage.is_first:
-            shape = (1, len(ids_S), self._model.hidden)
-            empty = torch.empty(shape, dtype=self._dtype, device=self._mesh.device)
-            received = pipeline.start_receive(empty, pipeline.index - 1).wait()
-        hidden_1SH: torch.Tensor = self._stage(ids_S[None], received, cache=cache)
-        if not self._stage.is_last:
-            pipeline.start_send(hidden_1SH.contiguous(), pipeline.index + 1).wait()
-            return None
-        return self._whole_vocabulary(self._stage.local_logits(hidden_1SH[:, -1:])[0, 0])
+        if not self.module.is_first:
+            received = torch.zeros(shape, dtype=self.dtype, device=self.mesh.device)
+        with torch.inference_mode():
+            self.module(ids_11, received, torch.zeros_like(ids_11))
+        return found
 
-    def _whole_vocabulary(self, logits_v: torch.Tensor) -> torch.Tensor:
-        """All ranks' rows in one; rows may be uneven, messages may not."""
-        tensor = self._mesh.tensor
-        if tensor.size == 1:
-            return logits_v
-        bounds = [part(self._model.vocab, tensor.size, index) for index in range(tensor.size)]
-        widest = max(stop - start for start, stop in bounds)
-        padded = logits_v.new_zeros(widest)
-        padded[: len(logits_v)] = logits_v
-        rows = tensor.all_gather(padded).view(tensor.size, widest)
-        pieces = [row[: stop - start] for row, (start, stop) in zip(rows, bounds, strict=True)]
-        return torch.cat(pieces)
+    def use(self, pool: Pool) -> None:
+        """Takes the caches of its layers."""
+        self._pool = pool
+        self._attend_with(self._attend)
+
+    def _attend_with(self, attend: Callable[..., torch.Tensor]) -> None:
+        for index, layer in self.module.layers():
+            attention = layer.get_submodule(family_of(self.model.family).attention)
+            attend_with(attention, partial(attend, index))
+
+    def _attend(
+        self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores
+    ) -> torch.Tensor:
+        """[1, Q, R, D], [1, K, R, D], [1, K, R, E] -> [1, Q, R, E]."""
+        q, k, v = (states[0].transpose(0, 1) for states in (q, k, v))
+        seen = self._pool.attend(index, q, k, v, scores, self._rows, self._tables)
+        return seen.transpose(0, 1)[None]
+
+    def forward(
+        self, ids_R: torch.Tensor, received_RH: torch.Tensor | None, rows: Rows, tables: Tables
+    ) -> torch.Tensor:
+        """Token ids or received hidden states to hidden states [R, H], as `logits` takes them."""
+        self._rows, self._tables = rows, tables
+        positions_1R = torch.from_numpy(rows.positions).to(self.mesh.device, torch.int64)[None]
+        received = None if received_RH is None else received_RH[None]
+        hidden_1RH: torch.Tensor = self.module(ids_R[None], received, positions_1R)
+        return hidden_1RH[0]
+
+    def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """The last stage's logits [N, V], of all tensor ranks."""
+        local_Nv = self.module.local_logits(hidden_NH[None])[0]
+        return whole_vocabulary(local_Nv, self.model.vocab, self.mesh.tensor)
+
+
+def whole_vocabulary(local_Nv: torch.Tensor, vocab: int, tensor: Communicator) -> torch.Tensor:
+    """All ranks' columns in one; they may be uneven, messages may not."""
+    if tensor.size == 1:
+        return local_Nv
+    bounds = [part(vocab, tensor.size, index) for index in range(tensor.size)]
+    widest = max(stop - start for start, stop in bounds)
+    padded = local_Nv.new_zeros(len(local_Nv), widest)
+    padded[:, : local_Nv.shape[1]] = local_Nv
+    parts = tensor.all_gather(padded).view(tensor.size, len(local_Nv), widest)
+    pieces = [p[:, : stop - start] for p, (start, stop) in zip(parts, bounds, strict=True)]
+    return torch.cat(pieces, dim=1)

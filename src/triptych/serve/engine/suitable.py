@@ -1,4 +1,4 @@
-"""Can a model be run under a plan offline? Without torch: a refusal needs no second of imports."""
+"""Can a model be served under a plan? Without torch: a refusal needs no second of imports."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from triptych.plan.rules import verify
 
 
 def require_suitable(plan: Plan, model: Model, processes: int) -> None:
-    """Raises PlanError with every reason why a model cannot be run under a plan offline."""
+    """Raises PlanError with every reason why a model cannot be served under a plan."""
     problems = verify(plan, model)
     if not plan.is_uniform:
         rule = "all stages have the same degrees, and ranks in their order"
         problems.append(Problem(f"the plan has {degrees(plan)} ranks", rule, f"tp={plan.tp}"))
     elif plan.dp > 1 or plan.cp > 1 or plan.chunks > 1:
         what = f"the plan has dp={plan.dp}, cp={plan.cp}, chunks={plan.chunks}"
-        rule = "one prompt at a time is divided by tensor and pipeline degrees only"
+        rule = "an engine is divided by tensor and pipeline degrees only"
         problems.append(Problem(what, rule, "dp=1, cp=1, chunks=1"))
     if plan.world_size != processes:
         ours = "`triptych generate --plan`, which starts the ranks itself"

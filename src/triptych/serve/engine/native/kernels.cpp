@@ -1,0 +1,526 @@
+// Kernels of a decoder on CPUs, fp32: products with packed weights, attention over block tables,
+// and the two halves of a decoder layer of the Llama kind made of them.
+//
+// Every sum is made in an order that depends on its own row alone (k ascending; keys in segments
+// of 256 that begin at absolute positions), never on how many rows a call has, on the height of a
+// tile or on the threads: a row gets the same bits whatever else is in the batch.
+//
+// Weights [N, K] are packed in panels of 16 outputs: panel p holds w[16 p + j][k] at [k][j].
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+typedef float u8 __attribute__((vector_size(32), aligned(4), may_alias));
+
+static inline v8 load(const float* p) { return *(const u8*)p; }
+static inline void store(float* p, v8 x) { *(u8*)p = x; }
+static inline v8 fill(float x) { return v8{x, x, x, x, x, x, x, x}; }
+
+constexpr int PANEL = 16;      // outputs of a panel
+constexpr int TILE = 6;        // rows of a tile: 12 accumulators of 8 floats
+constexpr int ROWS = 96;       // rows whose inputs stay in the cache while panels pass by
+constexpr int SEGMENT = 256;   // keys whose scores are made before their values are read
+constexpr float LOWEST = -1e30f;
+
+// exp for 8 floats (Cephes' expf, 2 ulp); 0 below -87.3, exp(88.3) above it.
+static inline v8 exp8(v8 x) {
+  i8 dead = x < fill(-87.3f);
+  x = (x > fill(88.3f)) ? fill(88.3f) : x;
+  x = dead ? fill(0.0f) : x;
+  v8 scaled = x * fill(1.44269504088896341f);
+  v8 shifted = scaled + fill(12582912.0f);  // rounds to a whole number in the low bits
+  v8 n = shifted - fill(12582912.0f);
+  v8 r = x - n * fill(0.693359375f);
+  r = r - n * fill(-2.12194440e-4f);
+  v8 y = fill(1.9875691500e-4f);
+  y = y * r + fill(1.3981999507e-3f);
+  y = y * r + fill(8.3334519073e-3f);
+  y = y * r + fill(4.1665795894e-2f);
+  y = y * r + fill(1.6666665459e-1f);
+  y = y * r + fill(5.0000001201e-1f);
+  y = y * r * r + r + fill(1.0f);
+  i8 bits = ((i8)shifted - (i8)fill(12582912.0f) + 127) << 23;
+  v8 found = y * (v8)bits;
+  return dead ? fill(0.0f) : found;
+}
+
+static inline v8 silu8(v8 x) { return x / (fill(1.0f) + exp8(-x)); }
+
+// ---- products -----------------------------------------------------------------------------------
+
+struct Product {
+  const float* packed;    // [panels][K][16]
+  const float* bias;      // [16 x panels] or null
+  const float* residual;  // added, with the row stride of the output, or null
+  float* out;
+  int64_t stride;  // of output rows
+  int32_t n, k;    // n: outputs before gating
+  int32_t gated;   // panels are 8 gates and 8 values: silu(gate) x value, n / 2 outputs
+};
+
+static inline void put(const Product& p, int64_t row, int panel, v8 lo, v8 hi) {
+  if (p.bias) {
+    lo += load(p.bias + panel * PANEL);
+    hi += load(p.bias + panel * PANEL + 8);
+  }
+  int width = PANEL, first = panel * PANEL, most = p.n - first;
+  if (p.gated) {
+    lo = silu8(lo) * hi;
+    width = 8, first = panel * 8, most = p.n / 2 - first;
+  }
+  float* to = p.out + row * p.stride + first;
+  const float* add = p.residual ? p.residual + row * p.stride + first : nullptr;
+  if (most >= width) {
+    store(to, add ? lo + load(add) : lo);
+    if (!p.gated) store(to + 8, add ? hi + load(add + 8) : hi);
+    return;
+  }
+  float both[PANEL];
+  store(both, lo), store(both + 8, hi);
+  for (int j = 0; j < most; j++) to[j] = add ? both[j] + add[j] : both[j];
+}
+
+template <int R>
+static inline void tile(const float* a, int64_t lda, const float* w, int K, const float* next,
+                        v8 acc[R][2]) {
+  for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = fill(0.0f);
+  for (int k = 0; k < K; k++) {
+    __builtin_prefetch(next + k * PANEL);
+    v8 b0 = load(w + k * PANEL), b1 = load(w + k * PANEL + 8);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+      v8 x = fill(a[r * lda + k]);
+      acc[r][0] += x * b0;
+      acc[r][1] += x * b1;
+    }
+  }
+}
+
+template <int R>
+static inline void rows(const Product& p, const float* a, int64_t lda, int64_t row, int panel,
+                        const float* w, const float* next) {
+  v8 acc[R][2];
+  tile<R>(a + row * lda, lda, w, p.k, next, acc);
+  for (int r = 0; r < R; r++) put(p, row + r, panel, acc[r][0], acc[r][1]);
+}
+
+static void panel_rows(const Product& p, const float* a, int64_t lda, int64_t begin, int64_t end,
+                       int panel) {
+  const float* w = p.packed + (int64_t)panel * p.k * PANEL;
+  int64_t left = end - begin, row = begin;
+  // Few rows: the weights come from memory, and are asked for in time.
+  const float* next = w + (left > TILE ? (int64_t)p.k * PANEL : 32 * PANEL);
+  int64_t tiles = (left + TILE - 1) / TILE;
+  for (; tiles > 0; tiles--) {
+    int64_t height = (end - row + tiles - 1) / tiles;  // even tiles: 16 rows are 6, 5, 5
+    switch (height) {
+      case 1: rows<1>(p, a, lda, row, panel, w, next); break;
+      case 2: rows<2>(p, a, lda, row, panel, w, next); break;
+      case 3: rows<3>(p, a, lda, row, panel, w, next); break;
+      case 4: rows<4>(p, a, lda, row, panel, w, next); break;
+      case 5: rows<5>(p, a, lda, row, panel, w, next); break;
+      default: rows<6>(p, a, lda, row, panel, w, next); break;
+    }
+    row += height;
+    next = w;  // asked for already
+  }
+}
+
+// Inside a parallel region; ends with a barrier.
+static void multiply(const Product& p, const float* a, int64_t lda, int64_t m) {
+  int panels = (p.n + PANEL - 1) / PANEL;
+  for (int64_t begin = 0; begin < m; begin += ROWS) {
+    int64_t end = begin + ROWS < m ? begin + ROWS : m;
+    if (end < m) {
+#pragma omp for schedule(guided) nowait
+      for (int panel = 0; panel < panels; panel++) panel_rows(p, a, lda, begin, end, panel);
+    } else {
+#pragma omp for schedule(guided)
+      for (int panel = 0; panel < panels; panel++) panel_rows(p, a, lda, begin, end, panel);
+    }
+  }
+}
+
+// ---- norms and rotary positions -----------------------------------------------------------------
+
+static void norm_row(const float* x, const float* weight, float eps, int n, float* out) {
+  v8 sums = fill(0.0f);
+  float rest = 0.0f;
+  int j = 0;
+  for (; j + 8 <= n; j += 8) sums += load(x + j) * load(x + j);
+  for (; j < n; j++) rest += x[j] * x[j];
+  float sum = rest;
+  for (int i = 0; i < 8; i++) sum += sums[i];
+  float factor = 1.0f / std::sqrt(sum / n + eps);
+  for (j = 0; j < n; j++) out[j] = weight[j] * (x[j] * factor);
+}
+
+static void normalise(const float* x, const float* weight, float eps, int64_t m, int n,
+                      float* out) {
+#pragma omp for schedule(static)
+  for (int64_t r = 0; r < m; r++) norm_row(x + r * n, weight, eps, n, out + r * n);
+}
+
+static void rotate(float* head, const float* cosine, const float* sine, int n) {
+  int half = n / 2;
+  for (int j = 0; j < half; j++) {
+    float a = head[j], b = head[j + half];
+    head[j] = a * cosine[j] - b * sine[j];
+    head[j + half] = b * cosine[j + half] + a * sine[j + half];
+  }
+}
+
+// ---- attention over block tables ----------------------------------------------------------------
+
+// Caches: keys [block][kv head][key dim][block size], values [block][kv head][block size][padded
+// value dim]. The table of slot s begins at tables + s x table_stride. Rows of a sequence are
+// consecutive; its last one is at position lengths - 1.
+struct Attention {
+  const float* q;
+  float* out;
+  const float *keys, *values, *sinks;  // sinks [query heads] or null
+  const int32_t *tables, *starts, *slots, *lengths;
+  int64_t q_stride, out_stride, table_stride;
+  int32_t num_slots, query_heads, kv_heads, key_dim, value_dim, block_size;
+  int32_t window, chunk;  // 0: none
+  float scale, softcap;   // 0: none
+};
+
+struct Span {  // the keys that a row sees
+  int first, last;
+};
+
+static inline Span span_of(const Attention& t, int position) {
+  int first = 0;
+  if (t.window && position - t.window + 1 > first) first = position - t.window + 1;
+  if (t.chunk && position / t.chunk * t.chunk > first) first = position / t.chunk * t.chunk;
+  return {first, position};
+}
+
+template <int R>
+static inline void score_block(const Attention& t, const float* const* q, const float* keys,
+                               float* scores) {
+  for (int j = 0; j < t.block_size; j += PANEL) {
+    v8 acc[R][2];
+    for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = fill(0.0f);
+    for (int d = 0; d < t.key_dim; d++) {
+      const float* at = keys + d * t.block_size + j;
+      v8 k0 = load(at), k1 = load(at + 8);
+#pragma GCC unroll 6
+      for (int r = 0; r < R; r++) {
+        v8 x = fill(q[r][d]);
+        acc[r][0] += x * k0;
+        acc[r][1] += x * k1;
+      }
+    }
+    for (int r = 0; r < R; r++) {
+      store(scores + r * SEGMENT + j, acc[r][0] * fill(t.scale));
+      store(scores + r * SEGMENT + j + 8, acc[r][1] * fill(t.scale));
+    }
+  }
+}
+
+template <int R, int C>
+static inline void add_values(const float* weights, const float* values, int stride, int count,
+                              float* out, int out_stride) {
+  v8 acc[R][C];
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++) acc[r][c] = load(out + r * out_stride + c * 8);
+  for (int j = 0; j < count; j++) {
+    v8 v[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++) v[c] = load(values + (int64_t)j * stride + c * 8);
+#pragma GCC unroll 3
+    for (int r = 0; r < R; r++) {
+      v8 w = fill(weights[r * SEGMENT + j]);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; c++) acc[r][c] += w * v[c];
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++) store(out + r * out_stride + c * 8, acc[r][c]);
+}
+
+template <int R>
+static inline void add_values_of(const float* weights, const float* values, int stride, int count,
+                                 float* out, int out_stride) {
+  int c = 0;
+  for (; c + 32 <= stride; c += 32)
+    add_values<R, 4>(weights, values + c, stride, count, out + c, out_stride);
+  for (; c < stride; c += 8)
+    add_values<R, 1>(weights, values + c, stride, count, out + c, out_stride);
+}
+
+struct Tile {  // up to 6 query heads of one key/value head, of one or several rows
+  const float* q[TILE];
+  float* out[TILE];
+  Span span[TILE];
+  int head[TILE];
+  int count;
+};
+
+// exp(score - highest) of a segment in place; unseen keys get 0. Updates highest and sum.
+static float weigh(const Attention& t, float* scores, int base, int count, Span span,
+                   float& highest, float& sum) {
+  if (t.softcap > 0.0f)
+    for (int j = 0; j < count; j++) scores[j] = std::tanh(scores[j] / t.softcap) * t.softcap;
+  int whole = (count + 7) / 8 * 8;
+  for (int j = 0; j < count && base + j < span.first; j++) scores[j] = -INFINITY;
+  int seen = span.last + 1 - base;
+  for (int j = seen < 0 ? 0 : (seen < count ? seen : count); j < whole; j++) scores[j] = -INFINITY;
+  v8 most = fill(highest);
+  for (int j = 0; j < whole; j += 8) {
+    v8 s = load(scores + j);
+    most = s > most ? s : most;
+  }
+  float before = highest;
+  for (int i = 0; i < 8; i++) highest = most[i] > highest ? most[i] : highest;
+  v8 sums = fill(0.0f);
+  for (int j = 0; j < whole; j += 8) {
+    v8 e = exp8(load(scores + j) - fill(highest));
+    store(scores + j, e);
+    sums += e;
+  }
+  float factor = highest == before ? 1.0f : exp8(fill(before - highest))[0];
+  float added = 0.0f;
+  for (int i = 0; i < 8; i++) added += sums[i];
+  sum = sum * factor + added;
+  return factor;
+}
+
+static void score_blocks(const Attention& t, const Tile& tile, const int32_t* table, int kv,
+                         int base, int count, float* scores) {
+  int64_t size = (int64_t)t.key_dim * t.block_size;
+  for (int j = 0; j < count; j += t.block_size) {
+    int block = table[(base + j) / t.block_size];
+    const float* keys = t.keys + ((int64_t)block * t.kv_heads + kv) * size;
+    switch (tile.count) {
+      case 1: score_block<1>(t, tile.q, keys, scores + j); break;
+      case 2: score_block<2>(t, tile.q, keys, scores + j); break;
+      case 3: score_block<3>(t, tile.q, keys, scores + j); break;
+      case 4: score_block<4>(t, tile.q, keys, scores + j); break;
+      case 5: score_block<5>(t, tile.q, keys, scores + j); break;
+      default: score_block<6>(t, tile.q, keys, scores + j); break;
+    }
+  }
+}
+
+static void add_blocks(const Attention& t, const Tile& tile, const int32_t* table, int kv, int base,
+                       int count, int padded, const float* weights, float* out) {
+  int64_t size = (int64_t)padded * t.block_size;
+  for (int j = 0; j < count; j += t.block_size) {
+    int block = table[(base + j) / t.block_size];
+    int keys = count - j < t.block_size ? count - j : t.block_size;
+    const float* values = t.values + ((int64_t)block * t.kv_heads + kv) * size;
+    for (int r = 0; r < tile.count; r += 3) {
+      const float* w = weights + r * SEGMENT + j;
+      float* to = out + (int64_t)r * padded;
+      switch (tile.count - r) {
+        case 1: add_values_of<1>(w, values, padded, keys, to, padded); break;
+        case 2: add_values_of<2>(w, values, padded, keys, to, padded); break;
+        default: add_values_of<3>(w, values, padded, keys, to, padded); break;
+      }
+    }
+  }
+}
+
+static void attend_tile(const Attention& t, const Tile& tile, const int32_t* table, int kv) {
+  int padded = (t.value_dim + 7) / 8 * 8;
+  alignas(32) float scores[TILE * SEGMENT];
+  alignas(32) float out[TILE * 1024];
+  float highest[TILE], sum[TILE];
+  int first = tile.span[0].first, last = tile.span[0].last;
+  for (int r = 0; r < tile.count; r++) {
+    highest[r] = LOWEST, sum[r] = 0.0f;
+    first = tile.span[r].first < first ? tile.span[r].first : first;
+    last = tile.span[r].last > last ? tile.span[r].last : last;
+  }
+  std::memset(out, 0, sizeof(float) * tile.count * padded);
+  for (int base = first / SEGMENT * SEGMENT; base <= last; base += SEGMENT) {
+    int count = last + 1 - base < SEGMENT ? last + 1 - base : SEGMENT;
+    score_blocks(t, tile, table, kv, base, count, scores);
+    for (int r = 0; r < tile.count; r++) {
+      float factor =
+          weigh(t, scores + r * SEGMENT, base, count, tile.span[r], highest[r], sum[r]);
+      if (factor != 1.0f)
+        for (int d = 0; d < padded; d++) out[r * padded + d] *= factor;
+    }
+    add_blocks(t, tile, table, kv, base, count, padded, scores, out);
+  }
+  for (int r = 0; r < tile.count; r++) {
+    float share = 1.0f / sum[r];
+    if (t.sinks) {  // one more key, without value
+      float sink = t.sinks[tile.head[r]], top = sink > highest[r] ? sink : highest[r];
+      float seen = std::exp(highest[r] - top);
+      share = seen / (sum[r] * seen + std::exp(sink - top));
+    }
+    for (int d = 0; d < t.value_dim; d++) tile.out[r][d] = out[r * padded + d] * share;
+  }
+}
+
+// Inside a parallel region; ends with a barrier.
+static void attend(const Attention& t) {
+  int group = t.query_heads / t.kv_heads;
+  int64_t total = 0;
+  for (int s = 0; s < t.num_slots; s++)
+    total += ((int64_t)(t.starts[s + 1] - t.starts[s]) * group + TILE - 1) / TILE * t.kv_heads;
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t task = total - 1; task >= 0; task--) {
+    int64_t at = task;
+    int s = 0;
+    for (;; s++) {
+      int64_t tasks =
+          ((int64_t)(t.starts[s + 1] - t.starts[s]) * group + TILE - 1) / TILE * t.kv_heads;
+      if (at < tasks) break;
+      at -= tasks;
+    }
+    int num_rows = t.starts[s + 1] - t.starts[s];
+    int tiles = (num_rows * group + TILE - 1) / TILE, kv = at / tiles;
+    int begin = (int64_t)(at % tiles) * num_rows * group / tiles;
+    int end = (int64_t)(at % tiles + 1) * num_rows * group / tiles;
+    Tile tile;
+    tile.count = end - begin;
+    for (int r = 0; r < tile.count; r++) {
+      int row = (begin + r) / group, head = kv * group + (begin + r) % group;
+      int64_t place = t.starts[s] + row;
+      tile.q[r] = t.q + place * t.q_stride + (int64_t)head * t.key_dim;
+      tile.out[r] = t.out + place * t.out_stride + (int64_t)head * t.value_dim;
+      tile.span[r] = span_of(t, t.lengths[s] - num_rows + row);
+      tile.head[r] = head;
+    }
+    attend_tile(t, tile, t.tables + t.slots[s] * t.table_stride, kv);
+  }
+}
+
+// Writes a row's keys and values to place `at` (block x block size + offset) of the caches.
+static void keep_row(const float* key, const float* value, float* keys, float* values, int64_t at,
+                     int kv_heads, int key_dim, int value_dim, int block_size) {
+  int64_t block = at / block_size, offset = at % block_size;
+  int padded = (value_dim + 7) / 8 * 8;
+  for (int h = 0; h < kv_heads; h++) {
+    float* to = keys + (block * kv_heads + h) * key_dim * block_size + offset;
+    for (int d = 0; d < key_dim; d++) to[(int64_t)d * block_size] = key[h * key_dim + d];
+    float* v = values + ((block * kv_heads + h) * block_size + offset) * padded;
+    std::memcpy(v, value + h * value_dim, sizeof(float) * value_dim);
+  }
+}
+
+// ---- a decoder layer of the Llama kind ----------------------------------------------------------
+
+struct Layer {
+  const float *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
+  const float *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+  float *keys, *values;
+  float eps, scale;
+  int32_t hidden, query_heads, kv_heads, head_dim, rotary_dim, width, window, adds_residual;
+};
+
+struct Batch {
+  float *normed, *qkv, *attended, *gated;  // [rows, ...]
+  const float *cosine, *sine;              // [rows, rotary dim]
+  const int32_t *cache, *tables, *starts, *slots, *lengths;
+  int64_t table_stride;
+  int32_t rows, num_slots, block_size, threads;
+};
+
+static void place_row(const Layer& l, const Batch& b, int64_t r) {
+  int width = (l.query_heads + 2 * l.kv_heads) * l.head_dim;
+  float* row = b.qkv + r * width;
+  for (int h = 0; h < l.query_heads + l.kv_heads; h++) {
+    float* head = row + (int64_t)h * l.head_dim;
+    const float* weight = h < l.query_heads ? l.q_norm : l.k_norm;
+    if (weight) norm_row(head, weight, l.eps, l.head_dim, head);
+    if (l.rotary_dim)
+      rotate(head, b.cosine + r * l.rotary_dim, b.sine + r * l.rotary_dim, l.rotary_dim);
+  }
+  const float* key = row + l.query_heads * l.head_dim;
+  keep_row(key, key + l.kv_heads * l.head_dim, l.keys, l.values, b.cache[r], l.kv_heads, l.head_dim,
+           l.head_dim, b.block_size);
+}
+
+extern "C" {
+
+// x [rows, hidden] -> out: the attention branch, plus x if the layer adds it (out may be x).
+void triptych_attention_half(const Layer* layer, const Batch* batch, const float* x, float* out) {
+  const Layer& l = *layer;
+  const Batch& b = *batch;
+  int query = l.query_heads * l.head_dim, width = query + 2 * l.kv_heads * l.head_dim;
+  Product in{l.qkv, l.qkv_bias, nullptr, b.qkv, width, width, l.hidden, 0};
+  Product back{l.o, l.o_bias, l.adds_residual ? x : nullptr, out, l.hidden, l.hidden, query, 0};
+  Attention attention{b.qkv,       b.attended,   l.keys,       l.values,     nullptr,
+                      b.tables,    b.starts,     b.slots,      b.lengths,    width,
+                      query,       b.table_stride, b.num_slots, l.query_heads, l.kv_heads,
+                      l.head_dim,  l.head_dim,   b.block_size, l.window,     0,
+                      l.scale,     0.0f};
+#pragma omp parallel num_threads(b.threads) if (b.threads > 1)
+  {
+    normalise(x, l.input_norm, l.eps, b.rows, l.hidden, b.normed);
+    multiply(in, b.normed, l.hidden, b.rows);
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < b.rows; r++) place_row(l, b, r);
+    attend(attention);
+    multiply(back, b.attended, query, b.rows);
+  }
+}
+
+// x [rows, hidden] -> out: the MLP branch, plus x if the layer adds it (out may be x).
+void triptych_mlp_half(const Layer* layer, const Batch* batch, const float* x, float* out) {
+  const Layer& l = *layer;
+  const Batch& b = *batch;
+  Product in{l.gate_up, l.gate_up_bias, nullptr, b.gated, l.width, 2 * l.width, l.hidden, 1};
+  Product back{l.down, l.down_bias, l.adds_residual ? x : nullptr, out, l.hidden, l.hidden,
+               l.width, 0};
+#pragma omp parallel num_threads(b.threads) if (b.threads > 1)
+  {
+    normalise(x, l.mlp_norm, l.eps, b.rows, l.hidden, b.normed);
+    multiply(in, b.normed, l.hidden, b.rows);
+    multiply(back, b.gated, l.width, b.rows);
+  }
+}
+
+void triptych_norm(const float* x, const float* weight, float eps, int64_t m, int32_t n, float* out,
+                   int32_t threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  normalise(x, weight, eps, m, n, out);
+}
+
+void triptych_multiply(const Product* product, const float* a, int64_t lda, int64_t m,
+                       int32_t threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  multiply(*product, a, lda, m);
+}
+
+void triptych_attend(const Attention* attention, int32_t threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  attend(*attention);
+}
+
+void triptych_keep(const float* key, const float* value, float* keys, float* values,
+                   const int32_t* cache, int64_t m, int64_t key_stride, int64_t value_stride,
+                   int32_t kv_heads, int32_t key_dim, int32_t value_dim, int32_t block_size) {
+  for (int64_t r = 0; r < m; r++)
+    keep_row(key + r * key_stride, value + r * value_stride, keys, values, cache[r], kv_heads,
+             key_dim, value_dim, block_size);
+}
+
+// Panels of 16 outputs from weights [n, k]; with gates [n/2, k] beside values, 8 and 8.
+void triptych_pack(const float* weight, const float* gate, int32_t n, int32_t k, float* packed) {
+  int half = n / 2, panels = (n + PANEL - 1) / PANEL;
+  for (int p = 0; p < panels; p++)
+    for (int j = 0; j < PANEL; j++) {
+      int row = gate ? p * 8 + j % 8 : p * PANEL + j;
+      const float* from = gate && j < 8 ? gate : weight;
+      bool exists = row < (gate ? half : n);
+      for (int i = 0; i < k; i++)
+        packed[((int64_t)p * k + i) * PANEL + j] = exists ? from[(int64_t)row * k + i] : 0.0f;
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,99 @@
+"""How large an engine is; what is left open is measured."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from triptych.errors import InputError, Problem
+from triptych.serve.core.limits import Limits
+
+CPU_BUDGET, GPU_BUDGET = 512, 2048
+"""Tokens of a step: enough for products to run at full speed, no more: decodes wait for it."""
+SHARE = 0.8
+"""Of the memory that is free once weights are loaded, what keys and values may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Sizes of an engine, as in `Limits`, and what it runs on.
+
+    Args:
+        max_running: sequences that run at once.
+        max_waiting: requests that wait at once.
+        token_budget: tokens of a step; None: 512 on CPUs, 2048 on GPUs (and above `max_running`).
+        block_size: tokens of a block.
+        context: longest prompt and answer; None: what the model can take.
+        num_blocks: blocks of keys and values; None: as many as all running sequences could fill,
+            or 80 % of the memory that is free once the weights are loaded.
+        growth_tokens: room left for each running sequence when another one starts.
+        prefix_reuse: whether equal prefixes share blocks.
+        kernels: whether compiled kernels are used where they fit; else everything runs in torch.
+
+    """
+
+    max_running: int = 256
+    max_waiting: int = 4096
+    token_budget: int | None = None
+    block_size: int = 16
+    context: int | None = None
+    num_blocks: int | None = None
+    growth_tokens: int = 32
+    prefix_reuse: bool = True
+    kernels: bool = True
+
+    def limits(self, num_blocks: int, context: int, stages: int, device: torch.device) -> Limits:
+        """What the scheduler keeps to."""
+        usual = GPU_BUDGET if device.type == "cuda" else CPU_BUDGET
+        return Limits(
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            model_context=context,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            token_budget=self.token_budget or max(usual, self.max_running + 1),
+            growth_tokens=self.growth_tokens,
+            stages=stages,
+            overlap_chunks=stages > 1,
+            prefix_reuse=self.prefix_reuse,
+        )
+
+    def model_context(self, most: int) -> int:
+        """The longest prompt and answer. Raises InputError above what the model can take."""
+        if self.context is not None and not 1 <= self.context <= most:
+            works = f"from 1 to {most}, the positions of the model"
+            raise InputError(Problem(f"context = {self.context}", works=works))
+        return self.context or most
+
+    def blocks(self, block_bytes: int, context: int, free_bytes: int, ranks_here: int) -> int:
+        """Blocks of the pool on a rank, of `ranks_here` that share the free memory."""
+        if self.num_blocks is not None:
+            return self.num_blocks
+        useful = self.max_running * -(-context // self.block_size)
+        fits = int(SHARE * free_bytes / ranks_here) // block_bytes
+        if fits < 1:
+            what = f"{free_bytes} bytes are free, a block of keys and values takes {block_bytes}"
+            works = "a smaller model, fewer ranks on this machine, or num_blocks as given"
+            raise InputError(Problem(what, works=works))
+        return min(useful, fits)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that may still be taken: on the device, or on this machine within its limits."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    found = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        found = [int(available.split()[1]) * 1024]
+        group = Path("/sys/fs/cgroup")
+        most = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        found += [] if most == "max" else [int(most) - used]
+    except (OSError, StopIteration, ValueError):
+        pass  # no such files: what is known so far
+    return min(found)
