@@ -12,6 +12,7 @@ from serve_samples import PROMPTS, byte_tokenizer, save_model, stock_greedy
 
 from triptych.plan.plan import Plan
 from triptych.serve.engine.offline import Wanted, generate
+from triptych.serve.engine.settings import EngineSettings
 
 KNOWN = byte_tokenizer().get_vocab_size()
 COUNT = 10
@@ -26,8 +27,8 @@ def _tokens(folder: Path, plan: Plan | None) -> tuple[int, ...]:
 def test_every_family_gives_the_tokens_of_the_stock_library(tmp_path: Path, family: str) -> None:
     config = family_config(family, uneven=True) | {"eos_token_id": None, "bos_token_id": None}
     model = save_model(tmp_path, config)
-    prompt = byte_tokenizer().encode(PROMPTS[0]).ids
-    expected = tuple(stock_greedy(model, prompt, COUNT, KNOWN))
+    encoded = [byte_tokenizer().encode(prompt).ids for prompt in PROMPTS]
+    expected = [tuple(stock_greedy(model, ids, COUNT, KNOWN)) for ids in encoded]
     assert _tokens(tmp_path, None) == expected
     plan = Plan.uniform(4, tp=2, pp=2)
     assert run_ranks(plan.world_size, _tokens, tmp_path, plan) == [expected] * 4

@@ -7,9 +7,11 @@ heads, K key/value heads, D key dim, E value dim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from triptych.runtime.attention import attend_to_cache
@@ -50,8 +52,16 @@ class LayerCache:
     ) -> None:
         self.heads = heads
         shape = (num_blocks, heads.kv_heads)
-        self.keys = torch.zeros(*shape, heads.key_dim, block_size, dtype=dtype, device=device)
-        self.values = torch.zeros(*shape, block_size, heads.padded_dim, dtype=dtype, device=device)
+        self.keys = _zeros((*shape, heads.key_dim, block_size), dtype, device)
+        self.values = _zeros((*shape, block_size, heads.padded_dim), dtype, device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU, pages of the system that cost memory when they are first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)
 
 
 class Pool:

@@ -27,7 +27,7 @@ from triptych.serve.core.scheduler import Load, Scheduler
 from triptych.serve.engine.executor import Executor, RankExecutor
 from triptych.serve.engine.grammars import Grammars
 from triptych.serve.engine.replica import follow_rank, load_rank
-from triptych.serve.engine.sampler import Asked, Choice
+from triptych.serve.engine.sampler import Asked
 from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.engine.suitable import require_suitable
@@ -248,48 +248,32 @@ class Engine:
             self._executor.submit(work)
 
     def _complete(self, done: Done) -> list[Output]:
-        samplers = self.scheduler.flights[0].samplers
-        tokens = [choice.token for choice in done.choices]
-        stopped = {
-            place
-            for place, (sequence, token) in enumerate(zip(samplers, tokens, strict=True))
-            if self._ends(sequence.request.id, token)
-        }
-        choices = {
-            (sequence.request.id, sequence.index): choice
-            for sequence, choice in zip(samplers, done.choices, strict=True)
-        }
-        self._take_prompts(done)
+        samplers, asked, gone = self.scheduler.flights[0].samplers, self._asked, State.FINISHED
+        tokens, living, stopped = [], [], set()
+        for place, (sequence, choice) in enumerate(zip(samplers, done.choices, strict=True)):
+            tokens.append(choice.token)
+            if sequence.state is not gone:
+                living.append(choice)
+                if choice.token in asked[sequence.request.id].end_ids:
+                    stopped.add(place)
+        if done.prompt:
+            self._take_prompts(done)
         progress = self.scheduler.complete(done.step_id, tokens, self._clock(), stopped)
         self._plan()
         reasons = {(f.request_id, f.continuation): f.reason for f in progress.finished}
-        outputs = [
-            self._output(s.request_id, s.continuation, choices, reasons) for s in progress.sampled
-        ]
+        outputs = []
+        for (request_id, continuation, token), choice in zip(progress.sampled, living, strict=True):
+            reason = reasons.get((request_id, continuation)) if reasons else None
+            prompt: tuple[PromptLogprob, ...] = ()
+            if self._prompts and continuation == 0:
+                prompt = tuple(self._prompts.pop(request_id, ()))
+            top = tuple(Logprob(*pair) for pair in choice.top) if choice.top else ()
+            outputs.append(
+                Output(request_id, continuation, token, reason, choice.logprob, top, prompt)
+            )
         for finished in progress.finished:
             self._forget_ended(finished.request_id)
         return outputs
-
-    def _output(
-        self,
-        request_id: int,
-        continuation: int,
-        choices: dict[tuple[int, int], Choice],
-        reasons: dict[tuple[int, int], Reason],
-    ) -> Output:
-        token, logprob, top = choices[request_id, continuation]
-        prompt: list[PromptLogprob] = []
-        if continuation == 0:
-            prompt = self._prompts.pop(request_id, [])
-        return Output(
-            request_id,
-            continuation,
-            token,
-            reasons.get((request_id, continuation)),
-            logprob,
-            tuple(Logprob(*pair) for pair in top),
-            tuple(prompt),
-        )
 
     def _take_prompts(self, done: Done) -> None:
         """Collects what the model thought of prompts; again after a preemption is too late."""
@@ -301,10 +285,6 @@ class Engine:
             if position == len(found):
                 top = tuple(Logprob(*pair) for pair in choice.top)
                 found.append(PromptLogprob(choice.token, choice.logprob, top))
-
-    def _ends(self, request_id: int, token: int) -> bool:
-        asked = self._asked.get(request_id)
-        return asked is not None and token in asked.end_ids
 
     def _forget_ended(self, request_id: int) -> None:
         if request_id not in self.scheduler.book.living:

@@ -22,7 +22,7 @@ from triptych.serve.engine.executor import follow
 from triptych.serve.engine.grammars import Grammars
 from triptych.serve.engine.llama import LlamaStage
 from triptych.serve.engine.sampler import Sampler
-from triptych.serve.engine.settings import EngineSettings, free_bytes
+from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.engine.stage import ModelStage, Stage
 from triptych.serve.engine.suitable import require_suitable
@@ -103,9 +103,7 @@ def _agreed_blocks(
     elements = sum(each.elements for each in heads.values())
     block_bytes = elements * settings.block_size * dtype.itemsize
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", mesh.world.size))
-    if mesh.device.type == "cuda":
-        ranks_here = 1
-    found = settings.blocks(block_bytes, context, free_bytes(mesh.device), ranks_here)
+    found = settings.blocks(block_bytes, context, mesh.device, ranks_here)
     return -int(mesh.world.all_reduce(torch.tensor(-found), maximum=True))
 
 

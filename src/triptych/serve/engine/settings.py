@@ -13,8 +13,10 @@ from triptych.serve.core.limits import Limits
 
 CPU_BUDGET, GPU_BUDGET = 512, 2048
 """Tokens of a step: enough for products to run at full speed, no more: decodes wait for it."""
-SHARE = 0.8
-"""Of the memory that is free once weights are loaded, what keys and values may take."""
+CPU_SHARE, GPU_SHARE = 0.4, 0.8
+"""Of the memory that is free once weights are loaded, what keys and values may take: a machine has
+other uses for its own, a device mostly none.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,8 @@ class EngineSettings:
         block_size: tokens of a block.
         context: longest prompt and answer; None: what the model can take.
         num_blocks: blocks of keys and values; None: as many as all running sequences could fill,
-            or 80 % of the memory that is free once the weights are loaded.
+            or 80 % of a device's memory that is free once the weights are loaded (40 % of a
+            machine's).
         growth_tokens: room left for each running sequence when another one starts.
         prefix_reuse: whether equal prefixes share blocks.
         kernels: whether compiled kernels are used where they fit; else everything runs in torch.
@@ -68,14 +71,16 @@ class EngineSettings:
             raise InputError(Problem(f"context = {self.context}", works=works))
         return self.context or most
 
-    def blocks(self, block_bytes: int, context: int, free_bytes: int, ranks_here: int) -> int:
-        """Blocks of the pool on a rank, of `ranks_here` that share the free memory."""
+    def blocks(self, block_bytes: int, context: int, device: torch.device, ranks_here: int) -> int:
+        """Blocks of the pool on a rank, of `ranks_here` that share this machine's memory."""
         if self.num_blocks is not None:
             return self.num_blocks
         useful = self.max_running * -(-context // self.block_size)
-        fits = int(SHARE * free_bytes / ranks_here) // block_bytes
+        free = free_bytes(device)
+        share = GPU_SHARE if device.type == "cuda" else CPU_SHARE / ranks_here
+        fits = int(share * free) // block_bytes
         if fits < 1:
-            what = f"{free_bytes} bytes are free, a block of keys and values takes {block_bytes}"
+            what = f"{free} bytes are free, a block of keys and values takes {block_bytes}"
             works = "a smaller model, fewer ranks on this machine, or num_blocks as given"
             raise InputError(Problem(what, works=works))
         return min(useful, fits)
