@@ -100,11 +100,8 @@ def vllm_side(folder: str, venv: Path | None) -> Side:
     if not (venv / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
         subprocess.run([str(venv / "bin" / "pip"), "install", "-q", VLLM], check=True)
-    preloaded = [
-        str(next(venv.rglob(pattern)))
-        for pattern in ("libiomp5.so", "libtcmalloc_minimal*.so*")
-        if any(venv.rglob(pattern))
-    ]
+    found = (_library(name, venv) for name in ("libiomp5.so", "libtcmalloc_minimal.so.4"))
+    preloaded = [str(path) for path in found if path is not None]
     cores = sorted(os.sched_getaffinity(0))
     environment = {
         "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
@@ -116,6 +113,15 @@ def vllm_side(folder: str, venv: Path | None) -> Side:
     }
     python = str(venv / "bin" / "python")
     return Side("vllm", [python, str(HERE / "sides" / "serve_vllm.py"), folder], environment)
+
+
+def _library(name: str, venv: Path) -> Path | None:
+    """A shared library of the virtual environment or of the system; said aloud if it is missing."""
+    places = (venv, Path("/usr/lib"), Path("/usr/local/lib"))
+    path = next((path for place in places for path in place.rglob(name)), None)
+    if path is None:
+        print(f"{name} is not there: vLLM is not at its best", file=sys.stderr)
+    return path
 
 
 PEERS = {"vllm": vllm_side, "transformers": transformers_side}

@@ -18,9 +18,14 @@ KNOWN = byte_tokenizer().get_vocab_size()
 COUNT = 10
 
 
-def _tokens(folder: Path, plan: Plan | None) -> tuple[int, ...]:
-    (answer,) = generate(folder, PROMPTS[:1], plan, Wanted(max_new_tokens=COUNT), strict=STRICT)
-    return answer.token_ids
+TIGHT = EngineSettings(max_running=3, token_budget=8, num_blocks=6, growth_tokens=0)
+"""Prompts come in chunks beside decodes, and sequences are preempted."""
+
+
+def _tokens(folder: Path, plan: Plan | None) -> list[tuple[int, ...]]:
+    wanted = Wanted(max_new_tokens=COUNT)
+    found = generate(folder, PROMPTS, plan, wanted, settings=TIGHT, strict=STRICT)
+    return [answer.token_ids for answer in found]
 
 
 @pytest.mark.parametrize("family", [name for name in UNEVEN if name not in ("llama", "qwen3")])
