@@ -90,13 +90,19 @@ def generate(
     """
     wanted, settings = wanted or Wanted(), settings or EngineSettings()
     source = ModelSource.open(model_dir)
-    if dist.is_initialized() and dist.get_rank() != 0:
+    is_launched = dist.is_initialized()  # else the ranks are started here, and hear nothing more
+    if is_launched and dist.get_rank() != 0:
         return _follow(source, plan, settings, strict)
     for note in source.notes:
         _log.warning("%s", note)
     with Engine.open(source.folder, plan, settings, strict=strict) as engine:
-        found = Generator(engine, source, wanted, on_text or _nobody_listens).run(prompts)
-        if dist.is_initialized():
+        try:
+            found = Generator(engine, source, wanted, on_text or _nobody_listens).run(prompts)
+        except InputError as error:
+            if is_launched:
+                engine.tell_ranks(pickle.dumps(error))
+            raise
+        if is_launched:
             engine.tell_ranks(pickle.dumps(found))
     return found
 
