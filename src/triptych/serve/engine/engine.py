@@ -222,9 +222,8 @@ class Engine:
 
     def close(self) -> None:
         """Ends all ranks."""
-        if self._failure is None:
-            self._executor.close()
-            self._stack.close()
+        self._executor.close()
+        self._stack.close()
 
     def __enter__(self) -> Engine:
         return self
