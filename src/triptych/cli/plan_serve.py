@@ -9,6 +9,7 @@ import typer
 
 from triptych.cli.answer import Answer, say
 from triptych.cli.exchange import ExportOption, ExportToOption, check_export, exported_with
+from triptych.cli.main import VERBS
 from triptych.cli.options import JsonOption
 from triptych.cli.plan import ReportOption, write
 from triptych.cli.serving_options import Asked, asking, serving_headline
@@ -83,11 +84,16 @@ def _next_command(asked: Asked, best: ServingPlan, out: Path | None) -> str:
     if asked.engine_name == "vllm":
         lines = export_serving(_subject(asked, best), "vllm").text.splitlines()
         return "\n  ".join(line for line in lines if not line.startswith("#"))
-    if asked.engine_name == "triptych":
+    if asked.engine_name == "triptych" and "serve" in VERBS:
         plan = str(out) if out else as_plan(best).short()
         return f"triptych serve {asked.source} --plan {plan}"
-    words = f"--engine {asked.engine_name} --plan {best.short()}"
-    return f"triptych predict {asked.source} --cluster {asked.cluster.name} --task serve {words}"
+    work = asked.workload
+    words = [f"--input {work.input_tokens:.0f} --output {work.output_tokens:.0f}"]
+    words += [f"--rate {work.rate:g}"] if work.rate is not None else []
+    words += [f"--concurrency {work.concurrency:.0f}"] if work.concurrency is not None else []
+    words += [f"--engine {asked.engine_name} --plan {best.short()}"]
+    verb = f"triptych predict {asked.source} --cluster {asked.cluster.name} --task serve"
+    return " ".join([verb, *words])
 
 
 def _write_report(path: Path, document: dict[str, object]) -> None:

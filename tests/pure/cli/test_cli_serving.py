@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from triptych.api import find_serving_plan, predict_serving
-from triptych.cli.main import run
+from triptych.cli.main import VERBS, run
 from triptych.errors import InputError
 from triptych.plan.serving import ServingWorkload
 
@@ -105,6 +105,7 @@ def test_the_functions_say_what_the_verbs_do(capfd: pytest.CaptureFixture[str]) 
     requests = ServingWorkload(input_tokens=1024, output_tokens=256, rate=4.0)
     found = find_serving_plan("llama-3.1-8b", "1x4xH100-SXM", requests, fixed={"tp": "2"})
     assert code == 0 and found.to_json()["plans"] == document["plans"]
+    assert document["next"].split()[1] in VERBS
     best = found.plans[0].prediction
     again = predict_serving("llama-3.1-8b", "1x4xH100-SXM", best.plan.short(), requests)
     assert again == best
