@@ -26,7 +26,7 @@ def command(
 ) -> Answer:
     """Train a byte-level BPE tokenizer on text; stock `transformers` loads what it writes."""
     say("reading text ...")
-    from triptych.train.tokenizer import train_tokenizer
+    from triptych.train.tokenizer_training import train_tokenizer
 
     folder = train_tokenizer(files, vocab_size, out, exclude=exclude or ())
     return Answer(

@@ -1,49 +1,39 @@
-"""Text files found, checked and read as documents.
+"""A data set read as documents or as dialogues.
 
-A text file is one document; a `.jsonl` file has one in each line. Files that a directory or a
-glob brought in and that are not UTF-8 text are left out and counted; a file named by itself has
-to be text.
+A text file is one document. A `.jsonl` file has one document or dialogue in each line, a Parquet
+file or a saved data set in each row, under a key.
 """
 
 from __future__ import annotations
 
-import codecs
-import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from triptych.errors import DataError, Problem, nearest
+from triptych.train.files import DataFile, Kind, check_file, find_files
 
-_READ_BYTES = 1 << 20
 _PIECE_CHARACTERS = 1 << 20
+_TABLES = {Kind.PARQUET: "triptych.train.parquet", Kind.DATASET: "triptych.train.saved_dataset"}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextFile:
-    """A file of text with the digest of its content."""
-
-    path: Path
-    size_bytes: int
-    digest: str
-
-    @property
-    def is_jsonl(self) -> bool:
-        """True if each line is a JSON object with a document."""
-        return self.path.suffix == ".jsonl"
+Message = Mapping[str, Any]  # role and content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """The files of a data set, in a fixed order, and how many were left out as not text."""
+    """The files of a data set, in a fixed order, and how many were left out as not data.
 
-    files: tuple[TextFile, ...]
+    `messages_key` is that of dialogues; None for documents, which are under `text_key`.
+    """
+
+    files: tuple[DataFile, ...]
     text_key: str = "text"
+    messages_key: str | None = None
     num_skipped: int = 0
 
     @property
@@ -54,7 +44,8 @@ class Corpus:
     @property
     def digest(self) -> str:
         """A digest of all documents: of the files' contents in order, not of their names."""
-        parts = [self.text_key, *(f"{file.digest} {file.is_jsonl}" for file in self.files)]
+        keys = f"{self.text_key} {self.messages_key}"
+        parts = [keys, *(f"{file.digest} {file.kind}" for file in self.files)]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -66,86 +57,66 @@ class Piece(NamedTuple):
 
 
 def read_corpus(
-    patterns: Sequence[str], *, exclude: Sequence[str] = (), text_key: str = "text"
+    patterns: Sequence[str],
+    *,
+    exclude: Sequence[str] = (),
+    text_key: str = "text",
+    messages_key: str | None = None,
 ) -> Corpus:
     """The corpus of files, directories and globs. Raises DataError with all that match nothing."""
-    named = {Path(pattern) for pattern in patterns if os.path.isfile(pattern)}
+    named = {Path(os.path.normpath(pattern)) for pattern in patterns if os.path.isfile(pattern)}
     files, skipped, problems = [], 0, []
     for path in find_files(patterns, exclude):
-        file = _checked(path)
-        if file is not None:
+        file = check_file(path)
+        if file is not None and not (messages_key and file.kind is Kind.TEXT):
             files.append(file)
-        elif path in named:
-            problems.append(Problem(f"{path} is not UTF-8 text", "training data is text"))
+        elif Path(os.path.normpath(path)) in named:
+            problems.append(_not_data(path, messages_key is not None))
         else:
             skipped += 1
     if problems:
         raise DataError(problems)
-    return Corpus(files=tuple(files), text_key=text_key, num_skipped=skipped)
+    return Corpus(
+        files=tuple(files), text_key=text_key, messages_key=messages_key, num_skipped=skipped
+    )
 
 
-def find_files(patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[Path]:
-    """The files of patterns, sorted, each once. Raises DataError for patterns without any."""
-    found: set[str] = set()
-    problems = []
-    for pattern in patterns:
-        paths = _matches(pattern)
-        if not paths:
-            problems.append(_nothing(pattern))
-        found.update(paths)
-    if problems:
-        raise DataError(problems)
-    rules = [*exclude, *(f"*/{rule}" for rule in exclude)]
-    return [Path(p) for p in sorted(found) if not any(fnmatch(p, rule) for rule in rules)]
+def _not_data(path: Path, wants_dialogues: bool) -> Problem:
+    rows = "JSON lines (.jsonl), Parquet, or a folder of the `datasets` library"
+    if wants_dialogues:
+        return Problem(f"{path} holds no rows of dialogues", f"dialogues are {rows}")
+    return Problem(f"{path} is not UTF-8 text", f"training data is text, {rows}")
 
 
 def documents(corpus: Corpus) -> Iterator[Piece]:
-    """The text of all documents. Raises DataError for a bad line of a `.jsonl`."""
+    """The text of all documents. Raises DataError for a row without text."""
     for file in corpus.files:
-        if file.is_jsonl:
-            yield from _lines(file, corpus.text_key)
-        else:
+        if file.kind is Kind.TEXT:
             yield from _whole(file)
+            continue
+        for where, row in rows(file):
+            yield Piece(_text_of(row, corpus.text_key, where), True)
 
 
-def _matches(pattern: str) -> list[str]:
-    if os.path.isdir(pattern):
-        pattern = os.path.join(glob.escape(pattern), "**")
-    elif os.path.isfile(pattern):
-        return [pattern]
-    return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+def dialogues(corpus: Corpus) -> Iterator[tuple[str, list[Message]]]:
+    """All dialogues, each with where it stands. Raises DataError for a row without messages."""
+    key = corpus.messages_key or "messages"
+    for file in corpus.files:
+        for where, row in rows(file):
+            yield where, _messages_of(row, key, where)
 
 
-def _nothing(pattern: str) -> Problem:
-    folder, name = os.path.split(pattern)
-    if any(c in pattern for c in "*?[") or os.path.isdir(pattern):
-        return Problem(f"no file matches {pattern}", "data is read from files that exist")
-    close = nearest(name, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else []
-    works = ", ".join(os.path.join(folder, other) for other in close)
-    return Problem(f"no file or directory {pattern}", "data is read from files that exist", works)
+def rows(file: DataFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows of a file of rows, each with where it stands."""
+    if file.kind is Kind.JSONL:
+        yield from _lines(file.path)
+        return
+    table: Iterable[Mapping[str, Any]] = import_module(_TABLES[file.kind]).rows(file.path)
+    for number, row in enumerate(table, start=1):
+        yield f"{file.path}, row {number}", row
 
 
-def _checked(path: Path) -> TextFile | None:
-    """The file with its digest, read once; None if it is not UTF-8 text."""
-    hasher = hashlib.blake2b(digest_size=16)
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    size_bytes = 0
-    try:
-        with path.open("rb") as stream:
-            while block := stream.read(_READ_BYTES):
-                if "\0" in decoder.decode(block):
-                    return None
-                hasher.update(block)
-                size_bytes += len(block)
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    return TextFile(path=path, size_bytes=size_bytes, digest=hasher.hexdigest())
-
-
-def _whole(file: TextFile) -> Iterator[Piece]:
+def _whole(file: DataFile) -> Iterator[Piece]:
     """A text file in pieces that end with a line, so that a huge file needs little memory."""
     text = ""
     with file.path.open(encoding="utf-8", newline="") as stream:
@@ -160,24 +131,44 @@ def _whole(file: TextFile) -> Iterator[Piece]:
         yield Piece(text, True)
 
 
-def _lines(file: TextFile, text_key: str) -> Iterator[Piece]:
-    with file.path.open(encoding="utf-8") as stream:
+def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with path.open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
-            if line.strip():
-                yield Piece(_text_of(line, text_key, f"{file.path}, line {number}"), True)
+            where = f"{path}, line {number}"
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{where}: not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise DataError(Problem(where, "each line of a .jsonl is a JSON object"))
+            yield where, row
 
 
-def _text_of(line: str, text_key: str, where: str) -> str:
-    try:
-        document = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise DataError(Problem(where, "each line of a .jsonl is a JSON object"))
-    text = document.get(text_key)
+def _text_of(row: Mapping[str, Any], key: str, where: str) -> str:
+    text = row.get(key)
     if not isinstance(text, str):
-        close = nearest(text_key, document) or [k for k, v in document.items() if type(v) is str]
+        close = nearest(key, row) or [k for k, v in row.items() if type(v) is str]
         works = f'[data] text_key = "{close[0]}"' if close else ""
-        rule = f"[data] text_key = '{text_key}' names a text in each line"
-        raise DataError(Problem(f"{where}: no text under '{text_key}'", rule, works))
+        rule = f"[data] text_key = '{key}' names a text in each row"
+        raise DataError(Problem(f"{where}: no text under '{key}'", rule, works))
     return text
+
+
+def _messages_of(row: Mapping[str, Any], key: str, where: str) -> list[Message]:
+    messages = row.get(key)
+    if _is_dialogue(messages):
+        assert isinstance(messages, list)
+        return messages
+    found = next((k for k, v in row.items() if _is_dialogue(v)), None)
+    rule = f"[data] messages_key = '{key}' names a list of messages with role and content"
+    works = f'[data] messages_key = "{found}"' if found else ""
+    raise DataError(Problem(f"{where}: no messages under '{key}'", rule, works))
+
+
+def _is_dialogue(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) and "content" in each
+        for each in value
+    )

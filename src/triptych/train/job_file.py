@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from triptych.errors import JobError, Problem, nearest
-from triptych.train.job import Contradiction, Job, Section
+from triptych.train.job import Contradiction, Job, Section, Source
 
 SECTIONS: dict[str, type[Section]] = {
     name: field.annotation
@@ -72,6 +72,10 @@ def resolved(job: Job, name: str) -> Job:
     run = _absolute(job.run.folder or f"runs/{name}")
     data = {
         "train": tuple(map(_absolute, job.data.train)),
+        "mixture": tuple(
+            each.model_copy(update={"train": tuple(map(_absolute, each.train))})
+            for each in job.data.mixture
+        ),
         "eval": tuple(map(_absolute, job.data.eval)),
         "cache": _absolute(job.data.cache or f"{run}/tokens"),
     }
@@ -186,6 +190,8 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any]) -> Problem:
     if isinstance(reason, Contradiction):
         return reason.problem
     place = [str(part) for part in details["loc"]]
+    if place[:2] == ["data", "mixture"] and len(place) > 3:
+        return _in_mixture(place[2], place[3], details)
     if details["type"] == "extra_forbidden":
         return _unknown(place, details["input"])
     if len(place) == 1:
@@ -195,6 +201,18 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any]) -> Problem:
         return Problem(f"{key} is missing", _description(key), _example(key))
     given = _given(values, place)
     return Problem(f"{key} = {given!r}: {_lower(details['msg'])}", _description(key), _example(key))
+
+
+def _in_mixture(number: str, key: str, details: ErrorDetails) -> Problem:
+    """A wrong key or value of one data set of a mixture."""
+    where, fields = f"[[data.mixture]] number {int(number) + 1}", Source.model_fields
+    if key not in fields:
+        rule = f"keys of [[data.mixture]]: {', '.join(fields)}"
+        return Problem(f"unknown key '{key}' in {where}", rule, ", ".join(nearest(key, fields)))
+    what = f"{where}: {key} is missing"
+    if details["type"] != "missing":
+        what = f"{where}: {key} = {details['input']!r}: {_lower(details['msg'])}"
+    return Problem(what, fields[key].description or "")
 
 
 def _unknown(place: Sequence[str], value: object) -> Problem:

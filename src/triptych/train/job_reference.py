@@ -65,10 +65,17 @@ def _type(annotation: Any) -> str:
     if name == "Literal" or (parts and all(isinstance(part, str) for part in parts)):
         return " or ".join(f"`{part}`" for part in parts)
     if name == "tuple":
-        return "list of " + ("numbers" if float in _flat(parts) else "texts")
+        return f"list of {_kind(_flat(parts))}"
     if name == "dict":
         return "table"
     return _type(parts[0]) if parts else _TYPES.get(name, name)
+
+
+def _kind(inner: list[Any]) -> str:
+    """What is in a list."""
+    if float in inner:
+        return "numbers"
+    return "texts" if str in inner else "tables"
 
 
 def _flat(parts: list[Any]) -> list[Any]:

@@ -8,8 +8,11 @@ depend on the layout and a resumed run goes on exactly where the stopped one was
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 _MASK = (1 << 64) - 1
 _ROUNDS = 6
@@ -61,3 +64,62 @@ class SampleOrder:
         for key in keys:
             left, right = right, left ^ (mix(right ^ key) & low_mask)
         return (left << half) | right
+
+
+BLOCK = 1000
+
+
+class Taken(NamedTuple):
+    """A sample of one of several data sets."""
+
+    source: int
+    sample: int
+
+
+class MixtureOrder:
+    """Which sample of which data set is consumed at a position.
+
+    Every block of 1000 positions holds each data set in proportion to its weight, to a thousandth,
+    in an order of its own; each data set goes through its samples in the order of `SampleOrder`.
+    """
+
+    def __init__(self, num_samples: Sequence[int], weights: Sequence[float], seed: int) -> None:
+        self._counts = block_counts(weights)
+        self._orders = [
+            SampleOrder(n, seed if i == 0 else mix(seed ^ mix(i)))
+            for i, n in enumerate(num_samples)
+        ]
+        self._blocks = SampleOrder(BLOCK, mix(seed ^ 0x6D69780A))
+
+        self._made: tuple[int, list[Taken]] = (-1, [])
+
+    def at(self, position: int) -> Taken:
+        """The sample at a position."""
+        if len(self._orders) == 1:
+            return Taken(0, self._orders[0].at(position))
+        block, place = divmod(position, BLOCK)
+        if self._made[0] != block:
+            self._made = (block, self._block(block))
+        source, index = self._made[1][place]
+        return Taken(source, self._orders[source].at(index))
+
+    def _block(self, block: int) -> list[Taken]:
+        """The data set of each position of a block, and how many of it came before in the run."""
+        borders = list(accumulate(self._counts))
+        nexts = [block * count for count in self._counts]
+        made = []
+        for place in range(BLOCK):
+            source = bisect_right(borders, self._blocks.at(block * BLOCK + place))
+            made.append(Taken(source, nexts[source]))
+            nexts[source] += 1
+        return made
+
+
+def block_counts(weights: Sequence[float]) -> list[int]:
+    """How many positions of a block each weight gets: they add up, by largest remainders."""
+    exact = [BLOCK * weight / sum(weights) for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: BLOCK - sum(counts)]:
+        counts[i] += 1
+    return counts

@@ -58,7 +58,9 @@ def draft(job: Job, place: Place | None, planner: Planner, say: Say) -> Draft:
             start_fork_server(choice.plan.world_size, source.model.family)
 
     say(f"plan: {choice.plan.short()} on {choice.plan.world_size} ranks of {choice.cluster.name}")
-    say(f"reading {format_bytes(text.train.size_bytes)} of text in {len(text.train.files)} files")
+    size_bytes = sum(corpus.size_bytes for corpus in text.train)
+    num_files = sum(len(corpus.files) for corpus in text.train)
+    say(f"reading {format_bytes(size_bytes)} of data in {num_files} files")
     data = _build(
         text_is_enough=text.is_surely_enough(job),
         start_ranks=start_ranks,

@@ -15,8 +15,8 @@ from triptych.model.load import CONFIG, cached_config, hub_cache
 from triptych.model.model import Model
 from triptych.model.rotary import require_known_rotary
 from triptych.plan.rules import RUNNABLE_FAMILIES
+from triptych.tokenizer.load import TextTokenizer, load_tokenizer
 from triptych.train.job import Job
-from triptych.train.tokenizer import TextTokenizer, load_tokenizer
 
 # What travels with the weights into checkpoints and exports.
 TOKENIZER_FILES = (

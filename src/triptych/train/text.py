@@ -1,23 +1,39 @@
-"""From the text that a job names to the tokens that its ranks read."""
+"""From the data that a job names to the tokens that its ranks read."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from triptych.errors import DataError, Problem
-from triptych.train.corpus import Corpus, find_files, read_corpus
-from triptych.train.data import least_tokens, require_enough, require_labels
+from triptych.errors import DataError, InputError, Problem
+from triptych.tokenizer.load import TextTokenizer
+from triptych.train.corpus import Corpus, read_corpus
+from triptych.train.encode import ChatEncoder, Encoder, TextEncoder
+from triptych.train.enough import least_tokens, require_enough, require_labels
+from triptych.train.files import find_files
 from triptych.train.folder import RunFolder, write_json
-from triptych.train.job import Job
-from triptych.train.tokenizer import TextTokenizer
-from triptych.train.tokens import Tokens, build_tokens, from_json, to_json
-from triptych.units import format_bytes, format_count
+from triptych.train.job import DataFormat, Job
+from triptych.train.order import block_counts
+from triptych.train.samples import Counts, Samples, make_samples
+from triptych.train.tokens import (
+    Tokens,
+    build_tokens,
+    cached_tokens,
+    from_json,
+    remove_tokens,
+    to_json,
+)
+from triptych.units import format_bytes, format_count, format_seconds
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_CHAT = "triptych.tokenizer.chat"  # imports transformers and jinja2
 
 Say = Callable[[str], None]
 
@@ -26,38 +42,78 @@ Say = Callable[[str], None]
 class Text:
     """The corpora of a job. A file that is named for both is for evaluation only."""
 
-    train: Corpus
+    train: tuple[Corpus, ...]
     eval: Corpus | None
+
+    @property
+    def corpora(self) -> tuple[Corpus, ...]:
+        """All of them."""
+        return (*self.train, *([self.eval] if self.eval else []))
 
     def is_surely_enough(self, job: Job) -> bool:
         """True if the training text cannot be too little: no token has as many as 64 bytes on
         average.
         """
         needed = least_tokens(job.data.sequence_length, job.train.global_batch)
-        return self.train.size_bytes > 64 * needed
+        sources = zip(self.train, job.data.sources, strict=True)
+        return all(
+            source.packing in ("stream", "documents") and corpus.size_bytes > 64 * needed
+            for corpus, source in sources
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One data set of a run: its tokens on disk, how they make rows, and its weight."""
+
+    tokens: Tokens
+    pack: str
+    weight: float = 1.0
+    counts: Counts = field(compare=False)
+
+    def samples(self, sequence_length: int) -> Samples:
+        """Its rows."""
+        return make_samples(self.tokens, sequence_length, self.pack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
     """The tokens of a run on disk."""
 
-    train: Tokens
-    eval: Tokens | None
+    train: tuple[Part, ...]
+    eval: Part | None
+
+    @property
+    def weights(self) -> list[float]:
+        """Of the training data sets."""
+        return [part.weight for part in self.train]
+
+    @property
+    def digest(self) -> str:
+        """Of what decides which sample stands where, but for sequence length and seed."""
+        if len(self.train) == 1 and self.train[0].pack in ("stream", "documents"):
+            return self.train[0].tokens.digest
+        counts = block_counts(self.weights)
+        words = [(p.tokens.digest, p.pack, n) for p, n in zip(self.train, counts, strict=True)]
+        return hashlib.blake2b(repr(words).encode(), digest_size=16).hexdigest()
 
 
 def read_text(job: Job) -> Text:
-    """Finds and checks the files of a job. Raises DataError with what is missing or not text."""
-    options: dict[str, Any] = {"exclude": job.data.exclude, "text_key": job.data.text_key}
-    if not job.data.eval:
-        return Text(train=read_corpus(job.data.train, **options), eval=None)
-    held_out = find_files(job.data.eval, job.data.exclude)
-    evaluation = read_corpus(job.data.eval, **options)
-    options["exclude"] = [*job.data.exclude, *map(str, held_out)]
-    training = read_corpus(job.data.train, **options)
-    if not training.files:
+    """Finds and checks the files of a job. Raises DataError with what is missing or not data."""
+    data = job.data
+    held_out = find_files(data.eval, data.exclude) if data.eval else []
+    evaluation = _corpus(data.eval, data, data.exclude) if data.eval else None
+    excluded = [*data.exclude, *map(str, held_out)]
+    training = tuple(_corpus(source.train, source, excluded) for source in data.sources)
+    if held_out and not all(corpus.files for corpus in training):
         rule = "a file named for training and for evaluation is for evaluation only"
         raise DataError(Problem("no file is left for training", rule, "other files in [data] eval"))
     return Text(train=training, eval=evaluation)
+
+
+def _corpus(patterns: Sequence[str], rows: DataFormat, exclude: Sequence[str]) -> Corpus:
+    key = rows.messages_key if rows.format == "chat" else None
+    return read_corpus(patterns, exclude=exclude, text_key=rows.text_key, messages_key=key)
 
 
 def build_data(
@@ -65,53 +121,116 @@ def build_data(
 ) -> DataSet:
     """The tokens of a job, from the cache or newly made.
 
-    Raises DataError, with nothing written, if there are too few for one global batch; the batch
-    that it offers instead is a multiple of `batch_unit`.
+    Raises DataError, with nothing left written, if there are too few for one global batch; the
+    batch that it offers instead is a multiple of `batch_unit`.
     """
-    folder = Path(job.data.cache or "")
-    length, batch = job.data.sequence_length, job.train.global_batch
-    train = build_tokens(
-        folder,
-        text.train,
-        tokenizer,
-        least_tokens=least_tokens(length, batch),
-        progress=_progress(say),
-    )
-    require_enough(train, length, batch, batch_unit)
-    evaluation = None
-    if text.eval is not None:
-        evaluation = build_tokens(folder, text.eval, tokenizer, least_tokens=2)
-        require_labels(evaluation)
-    return DataSet(train=train, eval=evaluation)
+    folder, length = Path(job.data.cache or ""), job.data.sequence_length
+    batch = job.train.global_batch if len(text.train) == 1 else 1
+    with _nothing_left_if_refused(folder) as made:
+
+        def part(corpus: Corpus, rows: DataFormat, weight: float) -> tuple[Part, Samples]:
+            tokens = _built(folder, corpus, _encoder(rows, tokenizer), say, made)
+            samples = make_samples(tokens, length, rows.packing)
+            counts = samples.counts
+            return Part(tokens=tokens, pack=rows.packing, weight=weight, counts=counts), samples
+
+        parts = []
+        for corpus, source in zip(text.train, job.data.sources, strict=True):
+            own, samples = part(corpus, source, source.weight)
+            require_enough(own.tokens, samples, length, batch, batch_unit)
+            parts.append(own)
+        evaluation = None
+        if text.eval is not None:
+            evaluation, samples = part(text.eval, job.data, 1.0)
+            require_labels(evaluation.tokens, samples, length)
+    return DataSet(train=tuple(parts), eval=evaluation)
+
+
+def _encoder(rows: DataFormat, tokenizer: TextTokenizer) -> Encoder:
+    if rows.format == "text":
+        return TextEncoder(tokenizer)
+    return ChatEncoder(import_module(_CHAT).load_chat_template(tokenizer))
+
+
+def _built(folder: Path, corpus: Corpus, encoder: Encoder, say: Say, made: list[Tokens]) -> Tokens:
+    """The tokens of a corpus; those that were not in the cache are added to `made`."""
+    cached = cached_tokens(folder, corpus, encoder)
+    if cached is not None:
+        return cached
+    tokens = build_tokens(folder, corpus, encoder, _progress(say))
+    made.append(tokens)
+    return tokens
+
+
+@contextmanager
+def _nothing_left_if_refused(folder: Path) -> Iterator[list[Tokens]]:
+    """If what happens inside ends as bad input, the cache is as before but for older entries."""
+    parents = [p for p in (folder, *folder.parents) if not p.exists()]
+    made: list[Tokens] = []
+    try:
+        yield made
+    except InputError:
+        for tokens in made:
+            remove_tokens(tokens)
+        for parent in parents:
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
+        raise
 
 
 def data_lines(text: Text, data: DataSet, job: Job) -> list[str]:
     """What the run trains and evaluates on, in words."""
-    samples = (data.train.num_tokens - 1) // job.data.sequence_length
-    epochs = job.train.steps * job.train.global_batch / samples
-    lines = [
-        f"training text: {len(text.train.files)} files, {format_count(data.train.num_tokens)} "
-        f"tokens, {samples} samples of {job.data.sequence_length}; the run reads it "
-        f"{epochs:.2f} times"
-    ]
+    length = job.data.sequence_length
+    lines = []
+    for corpus, part, share in zip(text.train, data.train, _shares(data), strict=True):
+        epochs = job.train.steps * job.train.global_batch * share / part.counts.samples
+        weight = f", {share:.1%} of all sequences" if len(data.train) > 1 else ""
+        lines.append(
+            f"training data: {len(corpus.files)} files, {format_count(part.counts.tokens)} tokens, "
+            f"{part.counts.samples} samples of {length}{weight}; read {epochs:.2f} times"
+        )
+        lines += count_lines(part.counts)
     if text.eval is not None and data.eval is not None:
         lines.append(
-            f"evaluation text: {len(text.eval.files)} files, "
-            f"{format_count(data.eval.num_tokens)} tokens"
+            f"evaluation data: {len(text.eval.files)} files, "
+            f"{format_count(data.eval.counts.tokens)} tokens"
         )
-    skipped = text.train.num_skipped + (text.eval.num_skipped if text.eval else 0)
+        lines += count_lines(data.eval.counts) if data.eval.tokens.has_mask else []
+    skipped = sum(corpus.num_skipped for corpus in text.corpora)
     if skipped:
-        lines.append(f"left out: {skipped} files that are not UTF-8 text")
+        lines.append(f"left out: {skipped} files that are not data")
+    return lines
+
+
+def _shares(data: DataSet) -> list[float]:
+    return [weight / sum(data.weights) for weight in data.weights]
+
+
+def count_lines(counts: Counts) -> list[str]:
+    """What becomes of the tokens, in words; a warning if documents lose some."""
+    words = f"  tokens: {counts.trained} trained, {counts.masked} masked"
+    lines = [f"{words}, {counts.truncated_tokens} truncated, {counts.dropped_tokens} dropped"]
+    if counts.padding:
+        full = 1 - counts.padding / (counts.trained + counts.masked + counts.padding)
+        lines.append(f"  rows: {full:.1%} full, {counts.padding} positions of padding")
+    lost = [
+        f"{counts.truncated_documents} lose their end" if counts.truncated_documents else "",
+        f"{counts.dropped_documents} have nothing to train and are left out"
+        if counts.dropped_documents
+        else "",
+    ]
+    if any(lost):
+        lines.append(f"warning: of {counts.documents} documents {', '.join(filter(None, lost))}")
     return lines
 
 
 def write_data(run: RunFolder, data: DataSet, tokenizer_folder: Path) -> None:
-    """`data.json` says where the tokens and the tokenizer are."""
+    """`data.json` says where the tokens and the tokenizer are, and what became of the tokens."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "tokenizer": str(tokenizer_folder),
-        "train": to_json(data.train),
-        "eval": to_json(data.eval) if data.eval else None,
+        "train": [_part_json(part) for part in data.train],
+        "eval": _part_json(data.eval) if data.eval else None,
     }
     write_json(run.data, document)
 
@@ -119,18 +238,37 @@ def write_data(run: RunFolder, data: DataSet, tokenizer_folder: Path) -> None:
 def read_data(run: RunFolder) -> tuple[DataSet, Path]:
     """What `write_data` wrote: the tokens, and the folder of the tokenizer."""
     values = json.loads(run.data.read_text("utf-8"))
-    evaluation = from_json(values["eval"]) if values["eval"] else None
-    return DataSet(train=from_json(values["train"]), eval=evaluation), Path(values["tokenizer"])
+    evaluation = _part_of(values["eval"]) if values["eval"] else None
+    training = tuple(_part_of(part) for part in values["train"])
+    return DataSet(train=training, eval=evaluation), Path(values["tokenizer"])
+
+
+def _part_json(part: Part) -> dict[str, Any]:
+    counts = part.counts.to_json()
+    tokens = to_json(part.tokens)
+    return {"tokens": tokens, "pack": part.pack, "weight": part.weight, "counts": counts}
+
+
+def _part_of(values: dict[str, Any]) -> Part:
+    return Part(
+        tokens=from_json(values["tokens"]),
+        pack=str(values["pack"]),
+        weight=float(values["weight"]),
+        counts=Counts(**values["counts"]),
+    )
 
 
 def _progress(say: Say) -> Callable[[int, int], None]:
-    """Says every tenth or so of a long text that it is being read."""
-    said = 0
+    """Says every tenth or so of a long text that it is being read, and how long it takes."""
+    said, begun_s = 0, time.monotonic()
 
     def tell(done: int, total: int) -> None:
         nonlocal said
-        if done - said >= max(total // 10, 1 << 24):
-            said = done
-            say(f"tokens: {format_bytes(done)} of {format_bytes(total)} of text")
+        if done - said < max(total // 10, 1 << 24):
+            return
+        said = done
+        left_s = (time.monotonic() - begun_s) * max(0, total - done) / done
+        left = f", {format_seconds(left_s)} left" if left_s else ""
+        say(f"tokens: {format_bytes(done)} of {format_bytes(total)} of text{left}")
 
     return tell

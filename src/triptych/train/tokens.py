@@ -1,15 +1,17 @@
 """The token cache: a corpus as one long row of token ids on disk, built once.
 
-`KEY.bin` holds the ids (uint16 or uint32), `KEY.json` what they are; the JSON file is written
-last and is the mark that the other one is whole. KEY is a digest of the text and the tokenizer.
+`KEY.bin` holds the ids (uint16 or uint32), `KEY.ends` where each document ends (int64), `KEY.mask`
+which tokens are targets (a byte each; only where some are not), `KEY.json` what they are. The JSON
+file is written last and is the mark that the others are whole. KEY is a digest of the data and of
+what decides the ids.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,11 +19,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from triptych.train.corpus import Corpus, Piece, documents
-from triptych.train.tokenizer import TextTokenizer
+from triptych.train.corpus import Corpus
+from triptych.train.encode import Encoded, Encoder
+from triptych.train.folder import write_text
 
-SCHEMA_VERSION = 1
-_BATCH_CHARACTERS = 1 << 21
+SCHEMA_VERSION = 2
+IDS, ENDS, MASK, HEAD = ".bin", ".ends", ".mask", ".json"
 
 Ids = npt.NDArray[np.integer[Any]]
 Progress = Callable[[int, int], None]  # (bytes of text done, bytes in all)
@@ -29,7 +32,7 @@ Progress = Callable[[int, int], None]  # (bytes of text done, bytes in all)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """A row of token ids on disk, each document followed by the end-of-document id."""
+    """A row of token ids on disk, document after document."""
 
     path: Path
     dtype: str
@@ -37,149 +40,131 @@ class Tokens:
     num_documents: int
     end_id: int
     digest: str
+    has_mask: bool = False
 
     def open(self) -> Ids:
         """The ids, mapped from disk (read only). Shape [num_tokens]."""
-        if self.num_tokens == 0:
-            return np.zeros(0, dtype=self.dtype)
-        return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.num_tokens,))
+        return self._open(IDS, self.dtype, self.num_tokens)
+
+    def open_ends(self) -> Ids:
+        """The place behind the last token of each document. Shape [num_documents]."""
+        return self._open(ENDS, "int64", self.num_documents)
+
+    def open_mask(self) -> Ids | None:
+        """1 for each token that is a target, 0 for others; None if all are."""
+        return self._open(MASK, "uint8", self.num_tokens) if self.has_mask else None
+
+    @property
+    def sizes_bytes(self) -> dict[str, int]:
+        """How long each of its files is, by suffix."""
+        sizes = {IDS: self.num_tokens * np.dtype(self.dtype).itemsize, ENDS: 8 * self.num_documents}
+        return sizes | ({MASK: self.num_tokens} if self.has_mask else {})
+
+    def _open(self, suffix: str, dtype: str, count: int) -> Ids:
+        if count == 0:
+            return np.zeros(0, dtype=dtype)
+        return np.memmap(self.path.with_suffix(suffix), dtype=dtype, mode="r", shape=(count,))
 
 
-def cached_tokens(folder: Path, corpus: Corpus, tokenizer: TextTokenizer) -> Tokens | None:
+def cached_tokens(folder: Path, corpus: Corpus, encoder: Encoder) -> Tokens | None:
     """The tokens of a corpus if the cache holds them whole."""
-    path = folder / f"{_key(corpus, tokenizer)}.json"
-    if not path.is_file():
-        return None
+    path = folder / f"{_key(corpus, encoder)}{HEAD}"
     try:
-        tokens = replace(
-            from_json(json.loads(path.read_text("utf-8"))), path=path.with_suffix(".bin")
-        )
-    except (ValueError, KeyError):
+        tokens = from_json(json.loads(path.read_text("utf-8")))
+        tokens = replace(tokens, path=path.with_suffix(IDS))
+        sizes = {s: path.with_suffix(s).stat().st_size for s in tokens.sizes_bytes}
+    except (OSError, ValueError, KeyError):
         return None
-    expected_bytes = tokens.num_tokens * np.dtype(tokens.dtype).itemsize
-    is_whole = tokens.path.is_file() and tokens.path.stat().st_size == expected_bytes
-    return tokens if is_whole else None
+    return tokens if sizes == tokens.sizes_bytes else None
 
 
 def build_tokens(
-    folder: Path,
-    corpus: Corpus,
-    tokenizer: TextTokenizer,
-    *,
-    least_tokens: int = 0,
-    progress: Progress | None = None,
+    folder: Path, corpus: Corpus, encoder: Encoder, progress: Progress | None = None
 ) -> Tokens:
-    """The tokens of a corpus, from the cache or newly made.
-
-    Nothing is written for a corpus of fewer than `least_tokens`: the caller will refuse it.
-    """
-    cached = cached_tokens(folder, corpus, tokenizer)
+    """The tokens of a corpus, from the cache or newly made."""
+    cached = cached_tokens(folder, corpus, encoder)
     if cached is not None:
         return cached
-    key = _key(corpus, tokenizer)
-    writer = _Writer(folder, key, _dtype(tokenizer), least_tokens)
-    num_documents = 0
-    try:
-        for ids, ended in _encoded(corpus, tokenizer, progress):
-            writer.add(ids)
-            num_documents += ended
+    key, dtype = _key(corpus, encoder), _dtype(encoder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _Writer(folder / key, dtype, encoder.masks) as writer:
+        done = 0
+        for piece in encoder.encoded(corpus):
+            writer.add(piece)
+            done += piece.size
+            if progress is not None:
+                progress(done, corpus.size_bytes)
         writer.finish()
-    finally:
-        writer.drop_partial()
     tokens = Tokens(
-        path=folder / f"{key}.bin",
-        dtype=_dtype(tokenizer),
+        path=folder / f"{key}{IDS}",
+        dtype=dtype,
         num_tokens=writer.num_tokens,
-        num_documents=num_documents,
-        end_id=tokenizer.end_id,
+        num_documents=writer.num_documents,
+        end_id=encoder.tokenizer.end_id,
         digest=key,
+        has_mask=encoder.masks,
     )
-    if writer.is_on_disk:
-        _write_whole(folder / f"{key}.json", json.dumps(to_json(tokens)).encode())
+    write_text(folder / f"{key}{HEAD}", json.dumps(to_json(tokens)))
     return tokens
 
 
+def remove_tokens(tokens: Tokens) -> None:
+    """Takes an entry out of the cache, and the cache itself if nothing else is in it."""
+    for path in tokens.path.parent.glob(f"{tokens.path.stem}*"):
+        path.unlink(missing_ok=True)
+    if tokens.path.parent.is_dir() and not any(tokens.path.parent.iterdir()):
+        tokens.path.parent.rmdir()
+
+
 class _Writer:
-    """Collects ids in memory until there are enough, then in a file that gets its name last."""
+    """Writes the files of an entry under other names, and names them at the end."""
 
-    def __init__(self, folder: Path, key: str, dtype: str, least_tokens: int) -> None:
-        self._folder = folder
-        self._key = key
-        self._dtype = dtype
-        self._least_tokens = least_tokens
-        self._waiting: list[Ids] = []
-        self._stream: BinaryIO | None = None
-        self._partial: Path | None = None
-        self.num_tokens = 0
+    def __init__(self, base: Path, dtype: str, masks: bool) -> None:
+        self._base, self._dtype = base, dtype
+        self._mark = uuid.uuid4().hex[:8]
+        suffixes = (IDS, ENDS, *([MASK] if masks else []))
+        self._streams: dict[str, BinaryIO] = {s: self._partial(s).open("wb") for s in suffixes}
+        self.num_tokens = self.num_documents = 0
 
-    @property
-    def is_on_disk(self) -> bool:
-        return self._stream is not None
+    def __enter__(self) -> _Writer:
+        return self
 
-    def add(self, ids: Sequence[int]) -> None:
-        self._waiting.append(np.asarray(ids, dtype=self._dtype))
-        self.num_tokens += len(ids)
-        if self.num_tokens >= self._least_tokens:
-            self._flush()
+    def __exit__(self, *_: object) -> None:
+        """Removes what an error left behind."""
+        for suffix, stream in self._streams.items():
+            stream.close()
+            self._partial(suffix).unlink(missing_ok=True)
+
+    def add(self, piece: Encoded) -> None:
+        """Appends some tokens."""
+        self.num_tokens += len(piece.ids)
+        self._write(IDS, np.asarray(piece.ids, dtype=self._dtype))
+        if piece.trained is not None:
+            self._write(MASK, np.asarray(piece.trained, dtype="uint8"))
+        if piece.ends_document:
+            self.num_documents += 1
+            self._write(ENDS, np.asarray([self.num_tokens], dtype="int64"))
 
     def finish(self) -> None:
-        """Gives the file its name if there were enough tokens."""
-        if self._stream is None or self._partial is None:
-            return
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        self._stream.close()
-        os.replace(self._partial, self._folder / f"{self._key}.bin")
+        """Gives the files their names."""
+        for suffix, stream in self._streams.items():
+            stream.flush()
+            os.fsync(stream.fileno())
+            os.replace(self._partial(suffix), self._base.with_name(self._base.name + suffix))
 
-    def drop_partial(self) -> None:
-        """Removes what an error left behind."""
-        if self._stream is not None and self._partial is not None:
-            self._stream.close()
-            self._partial.unlink(missing_ok=True)
+    def _write(self, suffix: str, values: Ids) -> None:
+        self._streams[suffix].write(values.tobytes())
 
-    def _flush(self) -> None:
-        if self._stream is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._folder, prefix=f"{self._key}.", suffix=".tmp")
-            self._stream, self._partial = os.fdopen(handle, "wb"), Path(name)
-        for ids in self._waiting:
-            self._stream.write(ids.tobytes())
-        self._waiting.clear()
+    def _partial(self, suffix: str) -> Path:
+        return self._base.with_name(f"{self._base.name}.{self._mark}{suffix}.part")
 
 
-def _encoded(
-    corpus: Corpus, tokenizer: TextTokenizer, progress: Progress | None
-) -> Iterator[tuple[list[int], bool]]:
-    """The ids of each piece, and whether a document ended with it; whole batches at a time."""
-    done_bytes = 0
-    for batch in _batches(documents(corpus)):
-        encoded = tokenizer.encode([piece.text for piece in batch])
-        for piece, ids in zip(batch, encoded, strict=True):
-            yield ([*ids, tokenizer.end_id] if piece.ends_document else ids), piece.ends_document
-        done_bytes += sum(len(piece.text) for piece in batch)
-        if progress is not None:
-            progress(done_bytes, corpus.size_bytes)
+def _key(corpus: Corpus, encoder: Encoder) -> str:
+    return f"{corpus.digest[:16]}-{encoder.digest[:16]}-{SCHEMA_VERSION}"
 
 
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
-    characters = 0
-    for piece in pieces:
-        batch.append(piece)
-        characters += len(piece.text)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def _key(corpus: Corpus, tokenizer: TextTokenizer) -> str:
-    return f"{corpus.digest[:16]}-{tokenizer.digest[:16]}-{SCHEMA_VERSION}"
-
-
-def _dtype(tokenizer: TextTokenizer) -> str:
-    return "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+def _dtype(encoder: Encoder) -> str:
+    return "uint16" if encoder.tokenizer.vocab_size <= 1 << 16 else "uint32"
 
 
 def to_json(tokens: Tokens) -> dict[str, object]:
@@ -192,6 +177,7 @@ def to_json(tokens: Tokens) -> dict[str, object]:
         "num_documents": tokens.num_documents,
         "end_id": tokens.end_id,
         "digest": tokens.digest,
+        "has_mask": tokens.has_mask,
     }
 
 
@@ -204,10 +190,5 @@ def from_json(values: Mapping[str, Any]) -> Tokens:
         num_documents=int(values["num_documents"]),
         end_id=int(values["end_id"]),
         digest=str(values["digest"]),
+        has_mask=bool(values["has_mask"]),
     )
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    partial = path.with_suffix(".part")
-    partial.write_bytes(content)
-    os.replace(partial, path)

@@ -32,7 +32,7 @@ from triptych.runtime.engine import Engine, OptimizerSettings, RouterSettings
 from triptych.runtime.mesh import Mesh
 from triptych.train import environment
 from triptych.train.checkpoints import Checkpoints, Stream
-from triptych.train.data import EvaluationData, Samples, TrainingData
+from triptych.train.data import EvaluationData, TrainingData
 from triptych.train.environment import Place
 from triptych.train.failure import is_lost_peer, write_error
 from triptych.train.folder import RunFolder, write_json
@@ -50,7 +50,6 @@ from triptych.train.source import carried_files
 from triptych.train.startup import built, show_startup
 from triptych.train.status import Phase, StatusFile
 from triptych.train.text import DataSet, read_data
-from triptych.train.tokens import Tokens
 
 # ---- entries -----------------------------------------------------------------------------------
 
@@ -235,7 +234,7 @@ class _Rank:
 
     def _stream(self) -> Stream:
         return Stream(
-            text=self._data.train.digest,
+            text=self._data.digest,
             sequence_length=self._job.data.sequence_length,
             seed=self._job.train.seed,
         )
@@ -284,7 +283,8 @@ def learning_rate(job: Job) -> LearningRate:
 def training_data(job: Job, data: DataSet, share: Share) -> TrainingData:
     """The training data of one data rank."""
     return TrainingData(
-        _samples(data.train, job),
+        [part.samples(job.data.sequence_length) for part in data.train],
+        weights=data.weights,
         global_batch=job.train.global_batch,
         share=share,
         seed=job.train.seed,
@@ -296,13 +296,8 @@ def evaluation_data(job: Job, data: DataSet, share: Share) -> EvaluationData | N
     if data.eval is None:
         return None
     return EvaluationData(
-        _samples(data.eval, job),
+        data.eval.samples(job.data.sequence_length),
         global_batch=job.train.global_batch,
         share=share,
         num_batches=job.train.eval_batches,
     )
-
-
-def _samples(tokens: Tokens, job: Job) -> Samples:
-    keeps_apart = job.data.pack == "documents"
-    return Samples(tokens.open(), job.data.sequence_length, tokens.end_id, keeps_apart)

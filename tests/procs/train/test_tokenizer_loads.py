@@ -7,7 +7,8 @@ from pathlib import Path
 from job_samples import write_text
 from transformers import AutoTokenizer
 
-from triptych.train.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
+from triptych.tokenizer.load import END_OF_TEXT, load_tokenizer
+from triptych.train.tokenizer_training import train_tokenizer
 
 TEXT = "def alpha(beta):\n    return 'gamma ü €'  # delta\n"
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from token_samples import stream
 from torch.nn import functional
 
 from triptych.errors import RunError
@@ -18,12 +18,13 @@ from triptych.plan.share import Share
 from triptych.runtime.engine import MicroBatch
 from triptych.runtime.scaling import Scaling
 from triptych.schedule.timeline import Timeline
-from triptych.train.data import EvaluationData, Samples, TrainingData
+from triptych.train.data import EvaluationData, TrainingData
 from triptych.train.learning_rate import LearningRate
 from triptych.train.loop import Lengths, Loop
 from triptych.train.metrics import Metrics
 from triptych.train.progress import Silent
 from triptych.train.result import Position, Summary
+from triptych.train.samples import StreamSamples
 from triptych.train.status import StatusFile
 
 VOCAB = 11
@@ -117,14 +118,15 @@ def run(
     **lengths: int,
 ) -> Run:
     engine, saver = engine or Bigram(), saver or Saver()
-    tokens = (np.arange(400) * 7 % VOCAB).astype(np.uint16)
+    tokens = [i * 7 % VOCAB for i in range(400)]
+    data, held_out = (StreamSamples(stream(part), 8) for part in (tokens, tokens[:60]))
     share = Share(microbatch=2)
     loop = Loop(
         engine,
         lengths=Lengths(steps=steps, global_batch=4, **lengths),
         rate=LearningRate(peak=5.0, minimum=0.0, warmup_steps=2, total_steps=steps),
-        training=TrainingData(Samples(tokens, 8, 0), global_batch=4, share=share, seed=0),
-        evaluation=EvaluationData(Samples(tokens[:60], 8, 0), global_batch=4, share=share),
+        training=TrainingData([data], global_batch=4, share=share, seed=0),
+        evaluation=EvaluationData(held_out, global_batch=4, share=share),
         saver=saver,
         memory=Memory(),
         status=StatusFile(folder / "status" / "rank-0"),

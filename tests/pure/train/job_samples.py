@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from triptych.train.tokenizer import train_tokenizer
+from triptych.train.tokenizer_training import train_tokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 

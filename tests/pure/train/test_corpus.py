@@ -9,7 +9,8 @@ import pytest
 
 from triptych.errors import DataError
 from triptych.train import corpus as module
-from triptych.train.corpus import documents, find_files, read_corpus
+from triptych.train.corpus import documents, read_corpus
+from triptych.train.files import find_files
 
 
 def write(folder: Path, files: dict[str, str | bytes]) -> Path:

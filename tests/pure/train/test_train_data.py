@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from token_samples import Made, dialogues, stream
 
 from triptych.errors import DataError
 from triptych.plan.share import Share
-from triptych.train.data import (
-    IGNORED,
-    EvaluationData,
-    Samples,
-    TrainingData,
-    least_tokens,
-    require_enough,
-)
-from triptych.train.tokens import Tokens
+from triptych.train.data import EvaluationData, TrainingData
+from triptych.train.enough import least_tokens, require_enough
+from triptych.train.samples import IGNORED, PackedSamples, Samples, StreamSamples
 
 LAYOUTS = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 2), (8, 1)]  # (microbatch, dp)
 BATCH = 8
 
 
-def samples(num_tokens: int, length: int = 4) -> Samples:
-    return Samples(np.arange(num_tokens, dtype=np.uint16), length, end_id=0)
+def samples(num_tokens: int, length: int = 4) -> StreamSamples:
+    return StreamSamples(stream(list(range(num_tokens))), length)
 
 
-def chunks(microbatch: int, dp: int, position: int, data: Samples) -> list[list[list[int]]]:
+def chunks(microbatch: int, dp: int, position: int, data: StreamSamples) -> list[list[list[int]]]:
     """The micro-batches of a global batch in the order of chunks, first tokens of their samples."""
     ranks = [
         TrainingData(
-            data,
+            [data],
             global_batch=BATCH,
             share=Share(microbatch=microbatch, dp=dp, dp_index=index),
             seed=1,
@@ -44,25 +37,65 @@ def chunks(microbatch: int, dp: int, position: int, data: Samples) -> list[list[
 
 def test_labels_are_the_next_tokens_and_every_token_is_a_label_once() -> None:
     data = samples(13)
-    batch = data.batch([0, 1, 2])
-    assert batch.input_ids.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert batch.labels.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
-    assert data.num_whole == 3
+    rows = [data.row(index) for index in range(3)]
+    assert [row.input_ids.tolist() for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [row.labels.tolist() for row in rows] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+    assert data.num_whole == 3 and data.counts.trained == 12
 
 
 def test_documents_that_are_kept_apart_predict_nothing_of_each_other() -> None:
-    """Each ends with token 0, which belongs to it; what is left empty is one more."""
-    tokens = np.array([5, 6, 0, 7, 8, 9, 1, 2, 0, 0, 3], dtype=np.uint16)
-    batch = Samples(tokens, 4, end_id=0, keeps_apart=True).batch([0, 1, 2, None])
-    assert batch.input_ids.tolist() == [[5, 6, 0, 7], [8, 9, 1, 2], [0, 0, 0, 0], [0, 0, 0, 0]]
+    """What is left empty is one more; an end token inside a document (0) is a label of it."""
+    data = StreamSamples(stream([5, 6, 0], [7, 8, 0, 9, 1, 2, 0], [0], [3]), 4, apart=True)
+    rows = [data.row(index) for index in range(3)]
     none = IGNORED
-    assert batch.labels.tolist() == [[6, 0, none, 8], [9, 1, 2, 0], [none] * 4, [none] * 4]
-    assert batch.documents == ((3, 1), (4,), (1, 1, 2), (4,))
+    assert [row.input_ids.tolist() for row in rows] == [[5, 6, 0, 7], [8, 0, 9, 1], [2, 0, 0, 0]]
+    assert [row.labels.tolist() for row in rows] == [
+        [6, 0, none, 8],
+        [0, 9, 1, 2],
+        [0, none, none, none],
+    ]
+    assert [row.documents for row in rows] == [(3, 1), (4,), (2, 1, 1)]
+    assert (data.counts.trained, data.counts.masked, data.counts.dropped_tokens) == (7, 1, 3)
 
 
 def test_documents_see_each_other_unless_they_are_kept_apart() -> None:
-    batch = samples(13).batch([0])
-    assert batch.documents is None and batch.labels[0, 0] == 1
+    row = StreamSamples(stream([0, 1], [2, 3, 4]), 4).row(0)
+    assert row.documents is None and row.labels.tolist() == [1, 2, 3, 4]
+
+
+def test_a_packed_row_holds_whole_documents_and_ends_with_padding() -> None:
+    """Longer documents are truncated; those of one token have nothing to predict."""
+    data = PackedSamples(stream([1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11], [12], [13, 14]), 6)
+    rows = [data.row(index) for index in range(data.num_samples)]
+    none = IGNORED
+    assert [row.input_ids.tolist() for row in rows] == [[1, 2, 13, 0, 0, 0], [4, 5, 6, 7, 8, 9]]
+    assert [row.labels.tolist() for row in rows] == [
+        [2, 3, 14, none, none, none],
+        [5, 6, 7, 8, 9, 10],
+    ]
+    assert [row.documents for row in rows] == [(2, 1, 3), (6,)]
+    counts = data.counts
+    assert (counts.trained, counts.masked, counts.padding) == (9, 0, 3)
+    assert (counts.truncated_documents, counts.truncated_tokens) == (1, 1)
+    assert (counts.dropped_documents, counts.dropped_tokens) == (1, 1)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_only_targets_are_labels_and_a_document_that_loses_all_is_dropped(last: bool) -> None:
+    """User case pub_067: one loses its answer, token 6, at length 4."""
+    kept, lost = ([1, 2, 3], [0, 0, 1]), ([1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 1])
+    data = PackedSamples(dialogues(*([kept, lost] if last else [lost, kept])), 4)
+    assert data.num_samples == 1
+    assert data.row(0).labels.tolist() == [IGNORED, 3, IGNORED, IGNORED]
+    counts = data.counts
+    assert (counts.trained, counts.masked, counts.padding) == (1, 1, 2)
+    assert (counts.dropped_documents, counts.dropped_tokens) == (1, 6)
+
+
+def test_single_documents_have_rows_of_their_own() -> None:
+    data = PackedSamples(stream([1, 2], [3], [4, 5]), 4, shared=False)
+    assert [data.row(i).input_ids.tolist() for i in range(2)] == [[1, 0, 0, 0], [4, 0, 0, 0]]
+    assert data.num_samples == 2 and data.counts.padding == 6
 
 
 @pytest.mark.parametrize(
@@ -135,33 +168,66 @@ def test_evaluation_can_be_limited_to_some_batches() -> None:
     assert len(list(data.batches())) == 3
 
 
-def tokens(num_tokens: int, num_documents: int = 3) -> Tokens:
-    return Tokens(
-        path=Path("none"),
-        dtype="uint16",
-        num_tokens=num_tokens,
-        num_documents=num_documents,
-        end_id=0,
-        digest="",
-    )
+def few(num_tokens: int) -> Made:
+    return stream(*([list(range(num_tokens - 2)), [1], [1]] if num_tokens > 2 else []))
+
+
+def enough(num_tokens: int, length: int, batch: int) -> None:
+    tokens = few(num_tokens)
+    require_enough(tokens, StreamSamples(tokens, length), length, batch)
 
 
 def test_exactly_one_global_batch_is_enough() -> None:
-    require_enough(tokens(least_tokens(16, 8)), 16, 8)
+    enough(least_tokens(16, 8), 16, 8)
 
 
 @pytest.mark.parametrize(("num_tokens", "count"), [(128, 7), (49, 3), (17, 1), (16, 0), (0, 0)])
 def test_too_little_data_is_refused_with_counts_and_what_works(num_tokens: int, count: int) -> None:
     """User case pub_063."""
     with pytest.raises(DataError) as caught:
-        require_enough(tokens(num_tokens), 16, 8)
+        enough(num_tokens, 16, 8)
     text = str(caught.value)
     assert f"{num_tokens} tokens: {count} samples of 16 tokens" in text
-    assert "3 documents" in text and "global batch is 8" in text
+    assert f"{few(num_tokens).num_documents} documents" in text and "global batch is 8" in text
     assert ("global_batch = " in text) is (count > 0)
 
 
 def test_the_remedies_for_too_little_data_work() -> None:
     """User case pub_063."""
-    require_enough(tokens(49), 16, 3)  # "global_batch = 3 or less"
-    require_enough(tokens(49), 6, 8)  # "sequence_length = 6 or less"
+    enough(49, 16, 3)  # "global_batch = 3 or less"
+    enough(49, 6, 8)  # "sequence_length = 6 or less"
+
+
+def test_dialogues_without_any_answer_in_reach_are_refused_with_the_length_that_has_one() -> None:
+    """User case pub_067."""
+    tokens = dialogues(([1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 1]), ([1] * 9, [0] * 8 + [1]))
+    with pytest.raises(DataError, match=r"2 dialogues .* 15 tokens .*") as caught:
+        require_enough(tokens, PackedSamples(tokens, 4), 4, 1)
+    assert "sequence_length = 5 or more" in str(caught.value)
+    require_enough(tokens, PackedSamples(tokens, 5), 5, 1)
+
+
+def mixture(dp: int = 1, index: int = 0) -> TrainingData:
+    """Of 10 samples with weight 1 and 999 with weight 3."""
+    sources: list[Samples] = [samples(4 * 10 + 1), samples(4 * 999 + 1)]
+    share = Share(microbatch=2, dp=dp, dp_index=index)
+    return TrainingData(sources, weights=[1, 3], global_batch=BATCH, share=share, seed=5)
+
+
+def test_a_mixture_is_the_same_in_every_layout() -> None:
+    whole = mixture().microbatches(48)
+    halves = [mixture(2, index).microbatches(48) for index in (0, 1)]
+    assert [a.input_ids.tolist() for a in whole] == [
+        halves[rank][j].input_ids.tolist() for j in range(2) for rank in range(2)
+    ]
+
+
+def test_a_mixture_takes_by_weight_and_each_data_set_goes_through_all_of_its_samples() -> None:
+    taken = [t for position in range(0, 4000, BATCH) for t in mixture().taken(position)]
+    for block in range(0, 4000, 1000):
+        assert sum(t.source == 0 for t in taken[block : block + 1000]) == 250
+    of_small, of_large = ([t.sample for t in taken if t.source == i] for i in (0, 1))
+    assert all(sorted(of_small[i : i + 10]) == list(range(10)) for i in range(0, 1000, 10))
+    for epoch in range(3):
+        assert sorted(of_large[999 * epoch : 999 * (epoch + 1)]) == list(range(999))
+    assert np.diff(np.flatnonzero([t.source == 0 for t in taken])).max() < 60, "spread out"

@@ -9,7 +9,8 @@ import pytest
 from job_samples import write_text
 
 from triptych.errors import DataError
-from triptych.train.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
+from triptych.tokenizer.load import END_OF_TEXT, load_tokenizer
+from triptych.train.tokenizer_training import train_tokenizer
 
 
 @pytest.fixture
