@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,9 @@ import typer
 
 from triptych.cli.answer import Answer, say
 from triptych.cli.options import JsonOption
+from triptych.report.compare import comparisons
+from triptych.report.run import read_run
+from triptych.report.terminal import comparison_table
 
 if TYPE_CHECKING:
     from triptych.api import TrainResult
@@ -40,6 +44,8 @@ def _answer(result: TrainResult) -> Answer:
     losses = {"loss": result.loss, "held-out loss": result.eval_loss}
     lines += [f"{name} {value:.4f}" for name, value in losses.items() if value is not None]
     lines += [f"checkpoint {result.checkpoint}"] if result.checkpoint else []
+    run = read_run(result.folder)
+    lines += ["", comparison_table(run)] if run.steps else []
     document = {
         "folder": str(result.folder),
         "plan": result.plan.short(),
@@ -47,5 +53,6 @@ def _answer(result: TrainResult) -> Answer:
         "loss": result.loss,
         "eval_loss": result.eval_loss,
         "checkpoint": str(result.checkpoint) if result.checkpoint else None,
+        "comparison": [asdict(row) for row in comparisons(run)],
     }
     return Answer(text="\n".join(lines), document=document)

@@ -1,4 +1,4 @@
-"""Which parameters are frozen: patterns against the names of a model's tensors.
+"""Which parameters a job names, to freeze them or for their decay: patterns and names of tensors.
 
 A pattern is a name, the beginning of one up to a dot, or a glob; the name of the trunk in front may
 be left out: `embed_tokens`, `layers.0`, `model.layers.*.mlp`, `*.bias`.
@@ -20,22 +20,34 @@ def frozen_names(patterns: Sequence[str], names: Collection[str], model: Model) 
     Raises ModelError for every pattern that matches none, with near ones, and if nothing is left
     to train.
     """
+    frozen = matching_names("freeze", patterns, names, model)
+    if names and frozen >= set(names):
+        rule = "something is left to train"
+        works = "fewer patterns, or `triptych export`, which needs no training"
+        what = f"freeze {list(patterns)} matches every parameter"
+        raise ModelError(Problem(what, rule, works))
+    return frozen
+
+
+def matching_names(
+    key: str, patterns: Sequence[str], names: Collection[str], model: Model
+) -> frozenset[str]:
+    """The names that a pattern of a job's `key` matches.
+
+    Raises ModelError for every pattern that matches none, with near ones.
+    """
     family = family_of(model.family)
-    problems, frozen = [], set()
+    problems, matched = [], set()
     for pattern in patterns:
         found = {name for name in names if _matches(pattern, name, family)}
-        frozen |= found
+        matched |= found
         if not found:
             near = nearest(pattern, set(_beginnings(names, family)))
             rule = "every pattern matches a parameter, or the beginning of its name"
-            problems.append(Problem(f"freeze '{pattern}'", rule, ", ".join(near)))
-    if not problems and names and frozen >= set(names):
-        rule = "something is left to train"
-        works = "fewer patterns, or `triptych export`, which needs no training"
-        problems.append(Problem(f"freeze {list(patterns)} matches every parameter", rule, works))
+            problems.append(Problem(f"{key} '{pattern}'", rule, ", ".join(near)))
     if problems:
         raise ModelError(problems)
-    return frozenset(frozen)
+    return frozenset(matched)
 
 
 def known_names(model: Model) -> list[str]:

@@ -52,6 +52,8 @@ class Measured:
     num_steps: int  # steps that the medians are over
     step_time_s: float | None
     tokens_per_s: float | None
+    mfu: float | None
+    data_wait_s: float | None
     time_s: Mapping[str, float]
     bytes_sent: Mapping[str, float]
     memory_bytes: float | None  # the largest
@@ -69,6 +71,8 @@ def measured(steps: Sequence[Step]) -> Measured:
         num_steps=len(steady),
         step_time_s=_median([step.step_time_s for step in steady]),
         tokens_per_s=_median([step.tokens_per_s for step in steady]),
+        mfu=_median([step.mfu for step in steady]),
+        data_wait_s=_median([step.data_wait_s for step in steady]),
         time_s=_medians([step.time_s for step in steady]),
         bytes_sent=_medians([step.bytes_sent for step in steady]),
         memory_bytes=max(memory, default=None),
@@ -101,6 +105,8 @@ def comparisons(run: Run) -> tuple[Comparison, ...]:
         _row("step time", "s", prediction.get("step_time_s"), actual.step_time_s),
         *_step_time_parts(prediction.get("time_s") or {}, actual.time_s),
         _row("tokens per second", "per_s", _tokens_per_s(run), actual.tokens_per_s),
+        _row("MFU", "share", prediction.get("mfu"), actual.mfu),
+        _row("data wait", "s", None, actual.data_wait_s),
         _row("bubble fraction", "share", prediction.get("bubble_fraction"), _bubble(run)),
         *_bytes_by_axis(prediction.get("bytes_sent_per_rank") or {}, actual.bytes_sent),
         _row("peak memory", "bytes", peak_gib and peak_gib * GIB, actual.memory_bytes),

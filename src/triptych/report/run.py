@@ -45,6 +45,8 @@ class Step:
     time_s: Mapping[str, float] = field(default_factory=dict)
     bytes_sent: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: float | None = None
+    mfu: float | None = None
+    data_wait_s: float | None = None
     time: float | None = None  # seconds since 1970
     plan: str | None = None  # in one line; a resumed run may have changed it
 

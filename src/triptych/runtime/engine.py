@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from triptych.runtime.data.optimizer import OptimizerSettings
 from triptych.runtime.data.pieces import weight_shards
 from triptych.runtime.data.validation import LateValidation
 from triptych.runtime.expert.balance import RouterLog, RouterResult, RouterSettings
+from triptych.runtime.greedy import likeliest
 from triptych.runtime.mesh import Mesh
 from triptych.runtime.microbatch import MicroBatch, own_tokens
 from triptych.runtime.parts import Parts, make_parts
@@ -311,6 +313,42 @@ class Engine:
             for m in marks
         ]
         return Timeline(spans=tuple(spans), num_ranks=self.plan.pp)
+
+    def all_spans(self) -> list[tuple[int, str, float, float]]:
+        """The last step's spans of all ranks: rank, label, start and end on the wall clock.
+
+        Collective; empty on ranks other than 0.
+        """
+        begun_s = self._recorder.origin_s
+        mine = [(m.label, m.start_s + begun_s, m.end_s + begun_s) for m in self._recorder.marks()]
+        gathered = [mine] if self.mesh.world.size == 1 else [mine] * self.mesh.world.size
+        if self.mesh.world.size > 1:
+            dist.all_gather_object(gathered, mine)
+        if self.mesh.world.index > 0:
+            return []
+        return [(rank, *span) for rank, spans in enumerate(gathered) for span in spans]
+
+    def next_tokens(self, ids_BS: torch.Tensor, places: Sequence[int]) -> list[int]:
+        """The likeliest token after the one at a place of each row; collective over all ranks.
+
+        All ranks pass the same rows, and all get the answer.
+        """
+        self.settle()
+        marks = torch.full_like(ids_BS, IGNORED)
+        marks[torch.arange(len(places)), torch.tensor(places)] = 0
+        own = own_tokens(MicroBatch(ids_BS, marks), self.plan, self.mesh.coordinates)
+        self._set_training(False)
+        copies = 1 if self.plan.chunks == 1 else 2 * self.plan.pp  # what every schedule takes
+        actions = [a for a in self._actions(copies) if a.kind in _FORWARD]
+        head = partial(likeliest, len(places))
+        with torch.no_grad(), self._recorder.muted():
+            batch = [own.to(self.mesh.device)] * copies
+            found = self._interpreter.run(actions, batch, 1.0, head=head)
+        at = self.mesh.coordinates
+        if found is None or at.dp > 0 or at.tp > 0:
+            found = torch.zeros(1, len(places), dtype=torch.int64, device=self.mesh.device)
+        answer: list[int] = self.mesh.world.all_reduce(found[0]).tolist()
+        return answer
 
     def _times(self) -> dict[str, float]:
         """Seconds of the step on this rank by term; on CUDA only what the host waited for."""

@@ -1,8 +1,10 @@
 """The run folder: what a run writes, under which names.
 
-job.toml  plan.toml  config.json  data.json     what the ranks read: written before they start
+job.toml  plan.toml  config.json  data.json  peak.json
+                                                what the ranks read: written before they start
 search.json  prediction.json                    for the report only
 metrics.jsonl  timeline.json                    what happened
+trace.json  samples.jsonl  tensorboard/         if the job asks for them
 status/rank-N  errors/rank-N.txt                where each rank is, and how it failed
 checkpoints/  tokens/
 """
@@ -56,6 +58,21 @@ class RunFolder:
         """The recorded timeline of the last step."""
         return self.path / "timeline.json"
 
+    @property
+    def trace(self) -> Path:
+        """Chosen steps of all ranks, for ui.perfetto.dev."""
+        return self.path / "trace.json"
+
+    @property
+    def samples(self) -> Path:
+        """What the model said, one JSON line a prompt."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def peak(self) -> Path:
+        """What utilisation is measured against."""
+        return self.path / "peak.json"
+
     def status(self, rank: int) -> Path:
         """Where a rank is in the run."""
         return self.path / "status" / f"rank-{rank}"
@@ -67,7 +84,7 @@ class RunFolder:
     @contextmanager
     def unchanged_if_refused(self) -> Iterator[None]:
         """If what happens inside ends as bad input, the prepared files are as they were before."""
-        names = ("job.toml", "plan.toml", "config.json", "data.json")
+        names = ("job.toml", "plan.toml", "config.json", "data.json", "peak.json")
         files = [self.path / name for name in (*names, "search.json", "prediction.json")]
         former = {file: file.read_bytes() if file.is_file() else None for file in files}
         try:

@@ -8,37 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from triptych.errors import Problem
-
-
-class Contradiction(ValueError):
-    """Keys of one section that do not go together; reaches the user as a Problem."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.what)
-        self.problem = problem
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Texts = Annotated[
-    tuple[str, ...], BeforeValidator(_as_list), Field(strict=False)
-]  # TOML arrays are lists; a single text is a list of one
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-AtLeastZero = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    """A section of the job file: no unknown keys, no conversion of types, never changed."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+from triptych.train.job_data import Data
+from triptych.train.section import (
+    AtLeastZero,
+    Contradiction,
+    Count,
+    Fraction,
+    Positive,
+    Section,
+    Texts,
+    Whole,
+)
 
 
 class Run(Section):
@@ -47,6 +30,27 @@ class Run(Section):
     folder: str | None = Field(
         default=None,
         description="Run folder: plan, metrics, errors. Default: `runs/NAME-OF-JOB-FILE`.",
+    )
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field(
+        default=(),
+        strict=False,
+        description="Programs that get every metric besides `metrics.jsonl`: `tensorboard` (event "
+        "files in the run folder's `tensorboard`), `wandb` (which its own environment variables "
+        "set up). Their packages must be installed.",
+        examples=['["tensorboard"]'],
+    )
+    trace_steps: tuple[Count, ...] = Field(
+        default=(),
+        strict=False,
+        description="Steps whose spans on all ranks go into `trace.json` in the run folder, for "
+        "ui.perfetto.dev.",
+        examples=["[10, 11]"],
+    )
+    peak_tflops: Positive | None = Field(
+        default=None,
+        description="What a device computes at most, in TFLOP/s, dense, in the dtype of the run: "
+        "what utilisation is measured against. Default: the catalogue's figure for a known GPU, "
+        "the measured one for a CPU, else utilisation is unknown.",
     )
 
 
@@ -92,114 +96,6 @@ class TokenizerSection(Section):
     )
 
 
-class DataFormat(Section):
-    """How the rows of a data set are read."""
-
-    format: Literal["text", "chat"] = Field(
-        default="text",
-        description="`text`: documents, every token of which is trained. `chat`: dialogues, which "
-        "become text by the tokenizer's own template and of which the answers are trained, each "
-        "with the token that ends it.",
-    )
-    text_key: str = Field(
-        default="text", description="The key of a document in a row of JSON lines or Parquet."
-    )
-    messages_key: str = Field(
-        default="messages",
-        description="The key of a dialogue in a row: a list of messages with `role` and `content`.",
-    )
-    pack: Literal["stream", "documents", "whole", "single"] | None = Field(
-        default=None,
-        description="`stream`: sequences are cut from one stream of text, documents see those "
-        "before them in the sequence. `documents`: cut from one stream and kept apart: attention "
-        "and positions start anew in each, and none predicts the first token of the next. `whole`: "
-        "a sequence holds whole documents, kept apart; one longer than a sequence is truncated. "
-        "`single`: as `whole`, with one document in a sequence. Default: `stream` for text, "
-        "`whole` for chat.",
-    )
-
-    @property
-    def packing(self) -> str:
-        """How documents share sequences."""
-        return self.pack or ("whole" if self.format == "chat" else "stream")
-
-    @model_validator(mode="after")
-    def _whole_dialogues(self) -> DataFormat:
-        if self.format == "chat" and self.pack in ("stream", "documents"):
-            what = f'[data] pack = "{self.pack}" with format = "chat"'
-            raise Contradiction(Problem(what, "dialogues are not cut", 'pack = "whole"'))
-        return self
-
-
-class Source(DataFormat):
-    """One data set of a mixture: an entry of `[[data.mixture]]`."""
-
-    train: Texts = Field(
-        min_length=1,
-        description="Its files, as in `[data] train`.",
-        examples=['["text/**/*.txt"]'],
-    )
-    weight: Positive = Field(
-        default=1.0,
-        description="Its share of the sequences is its weight over the sum of all weights, exactly "
-        "so in every 1000 sequences; a data set that is used up starts again.",
-    )
-
-
-class Data(DataFormat):
-    """The text."""
-
-    train: Texts = Field(
-        default=(),
-        description="Files, directories or globs (`**` included): text, one document a file; "
-        "`.jsonl` and `.parquet`, one document or dialogue a row; folders that "
-        "`datasets.Dataset.save_to_disk` wrote. Required, unless there is a mixture.",
-        examples=['["text/**/*.txt"]'],
-    )
-    mixture: tuple[Source, ...] = Field(
-        default=(),
-        strict=False,
-        description="Several data sets with weights, instead of `train`: `[[data.mixture]]` with "
-        "`train` and `weight`, and of this section `format`, `text_key`, `messages_key` and "
-        "`pack`.",
-        examples=['[{train = "books", weight = 3}, {train = "web", weight = 1}]'],
-    )
-    eval: Texts = Field(
-        default=(),
-        description="The same as `train`, for evaluation; files named here are kept out of "
-        "training.",
-    )
-    exclude: Texts = Field(default=(), description="Globs of files to leave out of all.")
-    sequence_length: Count = Field(description="Tokens in one training sequence.", examples=["512"])
-    cache: str | None = Field(
-        default=None, description="Folder of the token cache. Default: `tokens` in the run folder."
-    )
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """The data sets of the mixture; that of `train` alone without one."""
-        if self.mixture:
-            return self.mixture
-        names = ("format", "text_key", "messages_key", "pack", "train")
-        return (Source(**{name: getattr(self, name) for name in names}),)
-
-    @model_validator(mode="after")
-    def _one_or_a_mixture(self) -> Data:
-        rule = "training data is either `train` or a mixture"
-        works = 'train = ["text/**/*.txt"]'
-        if not self.train and not self.mixture:
-            raise Contradiction(Problem("[data] train is missing", rule, works))
-        if self.train and self.mixture:
-            raise Contradiction(Problem("[data] has both train and mixture", rule, works))
-        total = sum(source.weight for source in self.mixture)
-        small = [s.weight for s in self.mixture if s.weight < total / 1000]
-        if small:
-            what = f"[[data.mixture]] weight = {small[0]} of {total} in all"
-            least = f"weight = {total / 1000:g} or more"
-            raise Contradiction(Problem(what, "a weight is a thousandth of their sum", least))
-        return self
-
-
 class Train(Section):
     """How long, and in what portions."""
 
@@ -223,6 +119,13 @@ class Train(Section):
     eval_batches: Whole = Field(
         default=0, description="Global batches in one evaluation; 0: all of the evaluation text."
     )
+    sample_prompts: Texts = Field(
+        default=(),
+        description="Texts that the model continues, greedily, when it evaluates: shown, and kept "
+        "in `samples.jsonl` in the run folder.",
+        examples=['["Once upon a time"]'],
+    )
+    sample_tokens: Count = Field(default=32, description="Tokens of each continuation.")
     freeze: list[str] = Field(
         default=[],
         description="Parameters that do not train: names, beginnings of names, or globs. They are "
@@ -253,15 +156,29 @@ class Optimizer(Section):
     learning_rate: Positive = Field(default=3e-4, description="The highest rate, after warm-up.")
     min_learning_rate: AtLeastZero = Field(default=0.0, description="The rate at the last step.")
     warmup_steps: Whole = Field(default=0, description="Steps of linear warm-up.")
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="The way down from the highest rate to the lowest."
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = Field(
+        default="cosine",
+        description="The way down from the highest rate to the lowest. `wsd` (warm-up, stable, "
+        "decay) stays at the highest until the last `decay_steps`.",
+    )
+    decay_steps: Count | None = Field(
+        default=None,
+        description="Steps of the decay of `wsd`. Default: a fifth of all steps.",
+        examples=["100"],
     )
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = Field(
         default=(0.9, 0.95), description="Decay of AdamW's two moments."
     )
     momentum: Fraction = Field(default=0.95, description="Decay of Muon's momentum.")
     eps: Positive = Field(default=1e-8, description="Added to the root of the second moment.")
-    weight_decay: AtLeastZero = Field(default=0.1, description="Decoupled weight decay.")
+    weight_decay: AtLeastZero = Field(
+        default=0.1, description="Decoupled weight decay. Norms and biases have none."
+    )
+    no_decay: Texts = Field(
+        default=(),
+        description="More parameters without weight decay: names, beginnings of names, or globs.",
+        examples=['["embed_tokens", "lm_head"]'],
+    )
     clip_norm: AtLeastZero = Field(
         default=1.0, description="Largest norm of the whole gradient; 0: no clipping."
     )
@@ -356,6 +273,19 @@ class Job(Section):
     moe: Moe = Moe()
     checkpoint: Checkpoint = Checkpoint()
     parallel: Parallel = Parallel()
+
+    @model_validator(mode="after")
+    def _decay_fits(self) -> Job:
+        decay, schedule = self.optimizer.decay_steps, self.optimizer.schedule
+        most = self.train.steps - self.optimizer.warmup_steps
+        if decay is not None and schedule != "wsd":
+            what = f'[optimizer] decay_steps = {decay} with schedule = "{schedule}"'
+            raise Contradiction(Problem(what, "it is of wsd only", 'schedule = "wsd"'))
+        if decay is not None and decay > most:
+            what = f"[optimizer] decay_steps = {decay} > {most} steps after warm-up"
+            works = f"decay_steps = {max(1, self.train.steps // 5)}"
+            raise Contradiction(Problem(what, "the decay is within the run", works))
+        return self
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> Job:

@@ -15,7 +15,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from triptych.errors import JobError, Problem, nearest
-from triptych.train.job import Contradiction, Job, Section, Source
+from triptych.train.job import Job
+from triptych.train.job_data import Source
+from triptych.train.section import Contradiction, Section
 
 SECTIONS: dict[str, type[Section]] = {
     name: field.annotation
@@ -228,6 +230,12 @@ def _unknown(place: Sequence[str], value: object) -> Problem:
 
 
 def _unknown_section(name: str, value: object) -> Problem:
+    if name.lower() in ("lora", "peft", "adapter"):
+        rule = (
+            "adapters are not trained: `peft` wraps whole linears, and ours are shards of them "
+            "that run in programs of their own"
+        )
+        return Problem(f"section [{name}]", rule, "[train] freeze = [...] trains a part of a model")
     if isinstance(value, dict):
         close = [f"[{section}]" for section in nearest(name, SECTIONS)]
         rule = "sections: " + ", ".join(SECTIONS)

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import tomlkit
 from pydantic.fields import FieldInfo
 
-from triptych.train.job import Section
 from triptych.train.job_file import SECTIONS
+from triptych.train.section import Section
 
 _HEAD = """\
 # The job file

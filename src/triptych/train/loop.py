@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from triptych.errors import RunError
+from triptych.runtime.data.live import LiveBytes
 from triptych.runtime.engine import MicroBatch, RouterResult
 from triptych.runtime.scaling import Scaling
 from triptych.schedule.timeline import Timeline
@@ -26,6 +27,7 @@ from triptych.train.metrics import EvaluationRecord, Metrics, StepRecord
 from triptych.train.progress import Reporter
 from triptych.train.result import Position, Summary
 from triptych.train.status import Phase, StatusFile
+from triptych.train.trace import RankSpan, Trace
 
 _LISTED = 3  # parameters in a message
 
@@ -77,6 +79,12 @@ class Trains(Protocol):
     def differing_replicas(self) -> list[str]:
         """The parameters whose copies differ, with the ranks."""
 
+    def live_bytes(self) -> LiveBytes:
+        """Bytes of the model's state on this rank, by term."""
+
+    def all_spans(self) -> list[tuple[int, str, float, float]]:
+        """The spans of the last step on all ranks; on rank 0."""
+
 
 class Saves(Protocol):
     """Writes checkpoints; collective."""
@@ -91,6 +99,9 @@ class Memory(Protocol):
     def share(self) -> None:
         """Learns the largest rank's; collective."""
 
+    def own_bytes(self) -> int:
+        """Peak bytes of this rank."""
+
     def largest_bytes(self) -> int:
         """Bytes of the largest rank, as far as known."""
 
@@ -104,6 +115,8 @@ class Lengths:
     eval_every: int = 0
     save_every: int = 0
     check_every: int = 0
+    trace_steps: frozenset[int] = frozenset()
+    least_step_time_s: float | None = None  # at the devices' peak; None if that is unknown
 
 
 class _Waiting(NamedTuple):
@@ -111,6 +124,7 @@ class _Waiting(NamedTuple):
 
     step: int
     learning_rate: float
+    data_wait_s: float
     result: Step
 
 
@@ -118,7 +132,8 @@ class Loop:
     """One rank's loop over a run.
 
     `metrics` is where rank 0 writes and None on other ranks. A result is read `lag` steps after it
-    was issued: 1 on a GPU, so that the host runs ahead.
+    was issued: 1 on a GPU, so that the host runs ahead. `sampler` shows what the model says after
+    so many steps; `trace` takes the spans of chosen steps, on rank 0.
     """
 
     def __init__(
@@ -135,6 +150,8 @@ class Loop:
         reporter: Reporter,
         metrics: Metrics | None,
         lag: int = 0,
+        sampler: Callable[[int], None] | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self._engine = engine
         self._lengths = lengths
@@ -147,6 +164,7 @@ class Loop:
         self._reporter = reporter
         self._metrics = metrics
         self._lag = lag
+        self._sampler, self._trace = sampler, trace
         self._waiting: deque[_Waiting] = deque()
         self._last_end_s = 0.0
         self._loss: float | None = None
@@ -174,13 +192,15 @@ class Loop:
     def _step(self, position: Position) -> Position:
         step = position.step + 1
         self._status.set(step, Phase.DATA)
+        begun_s = time.perf_counter()
         microbatches = [
             _on_host(arrays) for arrays in self._training.microbatches(position.samples)
         ]
+        data_wait_s = time.perf_counter() - begun_s
         learning_rate = self._rate.at(step)
         self._status.set(step, Phase.STEP)
         result = self._engine.step(microbatches, learning_rate)
-        self._waiting.append(_Waiting(step, learning_rate, result))
+        self._waiting.append(_Waiting(step, learning_rate, data_wait_s, result))
         self._read(self._lag)
         return Position(step, position.samples + self._lengths.global_batch)
 
@@ -209,12 +229,18 @@ class Loop:
             learning_rate=waiting.learning_rate,
             tokens=result.tokens,
             step_time_s=step_time_s,
+            data_wait_s=waiting.data_wait_s,
+            mfu=self._utilisation(step_time_s),
             time_s=result.time_s,
             bytes_sent=result.bytes_sent,
             memory_bytes=self._memory.largest_bytes(),
             router=result.router._asdict() if result.router is not None else None,
             **_scaled(result.scaling),
         )
+
+    def _utilisation(self, step_time_s: float) -> float | None:
+        least_s = self._lengths.least_step_time_s
+        return least_s / step_time_s if least_s is not None and step_time_s > 0 else None
 
     def _require_finite(self, record: StepRecord) -> None:
         if math.isfinite(record.loss) and (math.isfinite(record.grad_norm) or record.is_skipped):
@@ -233,11 +259,19 @@ class Loop:
         evaluates = self._is_due(position.step, self._lengths.eval_every)
         saves = self._is_due(position.step, self._lengths.save_every)
         checks = _is_multiple(position.step, self._lengths.check_every)
-        if position.step == start.step + 2 or evaluates or saves or checks:
+        traces = position.step in self._lengths.trace_steps
+        if position.step == start.step + 2 or evaluates or saves or checks or traces:
             self._read(0)
             self._memory.share()
+        if position.step == start.step + 2 and self._metrics is not None:
+            terms = self._engine.live_bytes()._asdict()
+            self._metrics.memory(position.step, terms | {"peak": self._memory.own_bytes()})
         if position.step == self._lengths.steps:
             self.timeline = self._engine.timeline()  # before an evaluation adds to it
+        if traces:
+            spans = [RankSpan(*span) for span in self._engine.all_spans()]
+            if self._trace is not None:
+                self._trace.add(position.step, spans)
         if checks:
             self._check_replicas(position.step)
         if evaluates:
@@ -245,7 +279,7 @@ class Loop:
         if saves:
             self._status.set(position.step, Phase.SAVE)
             self._checkpoint = self._saver.save(position.step, position.samples)
-        if evaluates or saves or checks:
+        if evaluates or saves or checks or traces:
             self._last_end_s = time.perf_counter()
 
     def _is_due(self, step: int, every: int) -> bool:
@@ -266,11 +300,15 @@ class Loop:
         self._reporter.say(f"step {step}: all replicas are bitwise equal")
 
     def _evaluate(self, step: int) -> None:
-        if self._evaluation is None:
-            return
         self._status.set(step, Phase.EVALUATE)
+        if self._evaluation is not None:
+            self._measure(step, self._evaluation)
+        if self._sampler is not None:
+            self._sampler(step)
+
+    def _measure(self, step: int, evaluation: EvaluationData) -> None:
         loss_sum, tokens = 0.0, 0
-        for batch in self._evaluation.batches():
+        for batch in evaluation.batches():
             batch_loss, batch_tokens = self._engine.evaluate([_on_host(arrays) for arrays in batch])
             loss_sum += batch_loss
             tokens += batch_tokens

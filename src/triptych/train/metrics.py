@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from triptych.train.folder import write_text
+from triptych.train.trackers import Tracker, flat
 
 SCHEMA_VERSION = 1
 
@@ -25,6 +26,8 @@ class StepRecord(NamedTuple):
     time_s: Mapping[str, float]  # of rank 0, by term of the prediction
     bytes_sent: Mapping[str, int]  # by rank 0, by mesh axis
     memory_bytes: int  # peak of the largest rank, as far as known
+    data_wait_s: float = 0.0  # of rank 0: making the batch
+    mfu: float | None = None  # model FLOPs utilisation; None if the peak is unknown
     loss_scale: float | None = None  # None: the precision needs none
     skipped_steps: int = 0  # so far in the run, because gradients overflowed
     is_skipped: bool = False  # this one
@@ -34,6 +37,12 @@ class StepRecord(NamedTuple):
     def tokens_per_s(self) -> float:
         """Trained tokens a second, over all ranks."""
         return self.tokens / self.step_time_s if self.step_time_s > 0 else 0.0
+
+    @property
+    def pipeline_wait(self) -> float | None:
+        """Share of the step that rank 0 waits for other stages: bubble and messages."""
+        step_s, wait_s = self.time_s.get("step"), self.time_s.get("pipeline_comm")
+        return wait_s / step_s if step_s and wait_s is not None else None
 
 
 class EvaluationRecord(NamedTuple):
@@ -47,8 +56,9 @@ class EvaluationRecord(NamedTuple):
 class Metrics:
     """Appends lines, each written at once so that a reader or a crash sees whole lines."""
 
-    def __init__(self, path: Path, plan: str = "") -> None:
+    def __init__(self, path: Path, plan: str = "", trackers: Sequence[Tracker] = ()) -> None:
         self._path = path
+        self._trackers = trackers
         self._plan = plan  # of this launch: steps before a resume may have had another
 
     def start_after(self, step: int) -> None:
@@ -65,6 +75,7 @@ class Metrics:
         values = record._asdict()
         values.update(values.pop("router") or {})
         values["tokens_per_s"] = record.tokens_per_s
+        values["pipeline_wait"] = record.pipeline_wait
         values["plan"] = self._plan
         self._append(values)
 
@@ -72,7 +83,18 @@ class Metrics:
         """Appends an evaluation."""
         self._append({"step": record.step, "eval_loss": record.loss, "eval_tokens": record.tokens})
 
+    def memory(self, step: int, terms: Mapping[str, int]) -> None:
+        """Appends what rank 0 holds, by term, and its peak."""
+        self._append({"step": step, "memory_terms_bytes": dict(terms)})
+
+    def close(self) -> None:
+        """Ends the trackers."""
+        for tracker in self._trackers:
+            tracker.close()
+
     def _append(self, values: dict[str, Any]) -> None:
+        for tracker in self._trackers:
+            tracker.log(int(values["step"]), flat(values))
         values["time"] = time.time()
         values["schema_version"] = SCHEMA_VERSION
         with self._path.open("a", encoding="utf-8") as stream:

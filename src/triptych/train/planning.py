@@ -5,7 +5,7 @@ The search and the prices come in as a `Planner`: `train` itself knows neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from triptych.cluster.text import parse_cluster
 from triptych.errors import JobError, PlanError, Problem
 from triptych.model.model import Model
 from triptych.plan.batch import RULE
-from triptych.plan.freeze import frozen_names, known_names
+from triptych.plan.freeze import frozen_names, known_names, matching_names
 from triptych.plan.launch import degrees, launch_problem
 from triptych.plan.nearby import divisors
 from triptych.plan.plan import Plan
@@ -74,6 +74,8 @@ def choose_plan(job: Job, model: Model, place: Place | None, planner: Planner) -
     """
     if job.train.freeze:
         frozen_names(job.train.freeze, known_names(model), model)
+    if job.optimizer.no_decay:
+        matching_names("no_decay", job.optimizer.no_decay, known_names(model), model)
     workload = Workload(
         sequence_length=job.data.sequence_length,
         global_batch=job.train.global_batch,
@@ -101,7 +103,7 @@ def _searched(
     if not found:
         raise PlanError(problems or _no_share(job, cluster))
     best = min(found, key=lambda f: f.step_time_s)
-    if problems := _routing(job, best.plan, model):
+    if problems := [*_routing(job, best.plan, model), *_samples(job, best.plan)]:
         raise PlanError(problems)
     unit = (job.train.microbatch or 1) * (job.train.accumulation or 1)
     return Choice(
@@ -187,7 +189,7 @@ def _named(job: Job, model: Model, place: Place | None, workload: Workload) -> C
     told = {problem.rule for problem in problems}  # the batch equation is told once
     problems += [p for p in verify(plan, model, cluster, workload) if p.rule not in told]
     problems += [Problem(reason, "a plan runs today") for reason in unrunnable(plan, model)]
-    problems += _routing(job, plan, model)
+    problems += [*_routing(job, plan, model), *_samples(job, plan)]
     if problems:
         raise PlanError(problems)
     is_fixed = job.train.microbatch or "microbatch" in says or not plan.is_uniform
@@ -206,6 +208,13 @@ def _cluster_for(text: str, model: Model, place: Place | None, ranks: int | None
     if here.device.kind != "cpu":
         return here
     return local_cluster(parse_plan(text, model).world_size)
+
+
+def _samples(job: Job, plan: Plan) -> Iterator[Problem]:
+    """Rows that every rank has whole are what generation needs."""
+    if job.train.sample_prompts and len({stage.data for stage in plan.stages}) > 1:
+        what = "[train] sample_prompts under stages with data degrees of their own"
+        yield Problem(what, "prompts are continued by one replica", "no sample_prompts")
 
 
 def _require_ranks(plan: Plan, place: Place | None, ranks: int | None) -> None:

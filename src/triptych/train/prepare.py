@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from triptych.errors import JobError
 from triptych.plan.toml import plan_toml
 from triptych.train.environment import Place
 from triptych.train.folder import RunFolder, write_json, write_text
 from triptych.train.fork_server import start_fork_server
 from triptych.train.job import Job
 from triptych.train.job_file import job_toml
+from triptych.train.peak import Peak, peak_of
 from triptych.train.planning import Choice, Planner, choose_plan
 from triptych.train.source import Source, read_source
 from triptych.train.text import DataSet, Say, build_data, data_lines, read_text, write_data
+from triptych.train.trackers import missing_trackers
 from triptych.units import format_bytes
 
 SCHEMA_VERSION = 1
@@ -30,6 +33,7 @@ class Draft:
     source: Source
     choice: Choice
     data: DataSet
+    peak: Peak
     prediction: Mapping[str, Any]
 
     @property
@@ -49,6 +53,8 @@ def draft(job: Job, place: Place | None, planner: Planner, say: Say) -> Draft:
     Only the token cache is written, and only if there is enough text. Under a launch (`place`) the
     ranks exist already; else the fork server for them starts as soon as the job is sure to run.
     """
+    if problems := missing_trackers(job.run.trackers):
+        raise JobError(problems)
     source = read_source(job)
     choice = choose_plan(job, source.model, place, planner)
     text = read_text(job)
@@ -71,7 +77,14 @@ def draft(job: Job, place: Place | None, planner: Planner, say: Say) -> Draft:
     prediction = planner.price(source.model, choice.cluster, choice.workload, choice.plan)
     for line in _pipeline_lines(choice, prediction):
         say(line)
-    return Draft(job=job, source=source, choice=choice, data=data, prediction=prediction)
+    peak = peak_of(
+        choice.cluster,
+        choice.plan.world_size,
+        choice.plan.precision.parameter,
+        job.run.peak_tflops,
+    )
+    say(peak.text)
+    return Draft(job=job, source=source, choice=choice, data=data, peak=peak, prediction=prediction)
 
 
 def _pipeline_lines(choice: Choice, prediction: Mapping[str, Any]) -> Iterator[str]:
@@ -107,6 +120,7 @@ def write_run(draft: Draft) -> RunFolder:
     write_text(run.plan, plan_toml(draft.choice.plan))
     write_text(run.config, json.dumps(dict(draft.source.config), indent=1) + "\n")
     write_data(run, draft.data, draft.source.tokenizer.folder)
+    write_json(run.peak, draft.peak.to_json())
     version = {"schema_version": SCHEMA_VERSION}
     write_json(run.path / "prediction.json", version | dict(draft.prediction))
     search = run.path / "search.json"

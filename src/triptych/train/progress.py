@@ -146,4 +146,5 @@ def evaluation_text(record: EvaluationRecord) -> str:
 
 
 def _speed(record: StepRecord) -> str:
-    return f"{format_count(record.tokens_per_s)} tokens/s"
+    used = "" if record.mfu is None else f"  MFU {record.mfu:.1%}"
+    return f"{format_count(record.tokens_per_s)} tokens/s{used}"

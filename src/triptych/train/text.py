@@ -19,7 +19,8 @@ from triptych.train.encode import ChatEncoder, Encoder, TextEncoder
 from triptych.train.enough import least_tokens, require_enough, require_labels
 from triptych.train.files import find_files
 from triptych.train.folder import RunFolder, write_json
-from triptych.train.job import DataFormat, Job
+from triptych.train.job import Job
+from triptych.train.job_data import DataFormat
 from triptych.train.order import block_counts
 from triptych.train.samples import Counts, Samples, make_samples
 from triptych.train.tokens import (

@@ -23,13 +23,17 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from triptych.checkpoint.hf import load_hf
+from triptych.model.count import training_flops_per_token
 from triptych.model.hf import from_config
 from triptych.model.model import Model
+from triptych.plan.freeze import known_names, matching_names
 from triptych.plan.plan import Plan
+from triptych.plan.ranks import coordinates
 from triptych.plan.share import Share
 from triptych.plan.toml import read_plan
 from triptych.runtime.engine import Engine, OptimizerSettings, RouterSettings
 from triptych.runtime.mesh import Mesh
+from triptych.tokenizer.load import load_tokenizer
 from triptych.train import environment
 from triptych.train.checkpoints import Checkpoints, Stream
 from triptych.train.data import EvaluationData, TrainingData
@@ -44,12 +48,16 @@ from triptych.train.loop import Lengths, Loop
 from triptych.train.meeting import meet
 from triptych.train.memory import PeakMemory
 from triptych.train.metrics import Metrics
+from triptych.train.peak import Peak
 from triptych.train.progress import Reporter, make_reporter
 from triptych.train.result import Position, Summary
+from triptych.train.sampling import Sampler
 from triptych.train.source import carried_files
 from triptych.train.startup import built, show_startup
 from triptych.train.status import Phase, StatusFile
 from triptych.train.text import DataSet, read_data
+from triptych.train.trace import Trace
+from triptych.train.trackers import open_trackers
 
 # ---- entries -----------------------------------------------------------------------------------
 
@@ -170,7 +178,7 @@ class _Rank:
             self._config,
             mesh,
             seed=self._job.train.seed,
-            optimizer=optimizer_settings(self._job),
+            optimizer=optimizer_settings(self._job, self._model),
             router=router_settings(self._job),
             freeze=self._job.train.freeze,
         )
@@ -189,8 +197,14 @@ class _Rank:
         if start is None and self._job.model.init == "weights":
             load_hf(Path(self._job.model.path or ""), engine.shards())
             engine.after_load(0)
-        loop = self._loop(engine, checkpoints, memory, reporter)
-        summary = self._run_loop(loop, start or Position(), reporter)
+        start = start or Position()
+        metrics = self._metrics(start) if start.step < self._job.train.steps else None
+        loop = self._loop(engine, checkpoints, memory, reporter, metrics)
+        try:
+            summary = self._run_loop(loop, start, reporter)
+        finally:
+            if metrics is not None:
+                metrics.close()
         self._status.set(summary.step, Phase.DONE)
         return summary
 
@@ -201,15 +215,54 @@ class _Rank:
                 "more [train] steps make it go on"
             )
             return Summary(start.step, None, None, None)
-        if self._rank == 0:
-            Metrics(self._run.metrics).start_after(start.step)
         summary = loop.run(start)
         if self._rank == 0 and loop.timeline is not None:
             write_json(self._run.timeline, loop.timeline.to_json())
         return summary
 
+    def _metrics(self, start: Position) -> Metrics | None:
+        """Where rank 0 writes; later lines of an earlier launch are dropped."""
+        if self._rank > 0:
+            return None
+        Metrics(self._run.metrics).start_after(start.step)
+        names = self._job.run.trackers
+        trackers = open_trackers(names, self._run.path, self._job.model_dump(mode="json"))
+        return Metrics(self._run.metrics, self._plan.short(), trackers)
+
+    def _sampler(self, engine: Engine, reporter: Reporter) -> Sampler | None:
+        prompts = self._job.train.sample_prompts
+        if not prompts:
+            return None
+        return Sampler(
+            engine,
+            load_tokenizer(self._tokenizer_folder),
+            prompts,
+            self._job.train.sample_tokens,
+            reporter=reporter,
+            path=self._run.samples if self._rank == 0 else None,
+        )
+
+    def _trace(self) -> Trace | None:
+        if self._rank > 0 or not self._job.run.trace_steps:
+            return None
+        places = [coordinates(self._plan, rank) for rank in range(self._plan.world_size)]
+        words = (" ".join(f"{axis}={i}" for axis, i in p._asdict().items()) for p in places)
+        return Trace(self._run.trace, [f"rank {rank}: {w}" for rank, w in enumerate(words)])
+
+    def _least_step_time_s(self) -> float | None:
+        """What a step takes at the devices' peak."""
+        peak = Peak.from_json(json.loads(self._run.peak.read_text("utf-8")))
+        length, batch = self._job.data.sequence_length, self._job.train.global_batch
+        flops = training_flops_per_token(self._model, length) * length * batch
+        return None if peak.flops_per_s is None else flops / peak.flops_per_s
+
     def _loop(
-        self, engine: Engine, checkpoints: Checkpoints, memory: PeakMemory, reporter: Reporter
+        self,
+        engine: Engine,
+        checkpoints: Checkpoints,
+        memory: PeakMemory,
+        reporter: Reporter,
+        metrics: Metrics | None,
     ) -> Loop:
         job, share = self._job, Share.of(self._plan, engine.mesh.coordinates)
         return Loop(
@@ -220,6 +273,8 @@ class _Rank:
                 eval_every=job.train.eval_every,
                 save_every=job.checkpoint.every,
                 check_every=job.train.check_replicas_every,
+                trace_steps=frozenset(job.run.trace_steps),
+                least_step_time_s=self._least_step_time_s(),
             ),
             rate=learning_rate(job),
             training=training_data(job, self._data, share),
@@ -228,8 +283,10 @@ class _Rank:
             memory=memory,
             status=self._status,
             reporter=reporter,
-            metrics=Metrics(self._run.metrics, self._plan.short()) if self._rank == 0 else None,
+            metrics=metrics,
             lag=int(engine.mesh.device.type == "cuda" or engine.validates_late),
+            sampler=self._sampler(engine, reporter),
+            trace=self._trace(),
         )
 
     def _stream(self) -> Stream:
@@ -248,14 +305,16 @@ class _Rank:
 # ---- from a job to the parts of a run ----------------------------------------------------------
 
 
-def optimizer_settings(job: Job) -> OptimizerSettings:
+def optimizer_settings(job: Job, model: Model) -> OptimizerSettings:
     """The engine's optimizer settings of a job."""
+    no_decay = matching_names("no_decay", job.optimizer.no_decay, known_names(model), model)
     return OptimizerSettings(
         name=job.optimizer.name,
         momentum=job.optimizer.momentum,
         betas=job.optimizer.betas,
         eps=job.optimizer.eps,
         weight_decay=job.optimizer.weight_decay,
+        no_decay=no_decay,
         clip_norm=job.optimizer.clip_norm,
     )
 
@@ -277,6 +336,7 @@ def learning_rate(job: Job) -> LearningRate:
         warmup_steps=job.optimizer.warmup_steps,
         total_steps=job.train.steps,
         schedule=job.optimizer.schedule,
+        decay_steps=job.optimizer.decay_steps or max(1, job.train.steps // 5),
     )
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from triptych.errors import RunError
 from triptych.plan.share import Share
+from triptych.runtime.data.live import LiveBytes
 from triptych.runtime.engine import MicroBatch
 from triptych.runtime.scaling import Scaling
 from triptych.schedule.timeline import Timeline
@@ -71,9 +72,22 @@ class Bigram:
     def timeline(self) -> Timeline:
         return Timeline((), 1)
 
+    def differing_replicas(self) -> list[str]:
+        return []
+
+    def live_bytes(self) -> LiveBytes:
+        return LiveBytes(*range(7))
+
+    def all_spans(self) -> list[tuple[int, str, float, float]]:
+        step = len(self.rates)
+        return [(0, "0F0", step, step + 0.5), (1, "recv", step, step + 0.25)]
+
 
 class Memory:
     def share(self) -> None: ...
+
+    def own_bytes(self) -> int:
+        return 1
 
     def largest_bytes(self) -> int:
         return 1

@@ -103,11 +103,12 @@ def test_a_data_set_smaller_than_a_batch_is_refused_with_counts(
 def test_files_named_for_evaluation_are_kept_out_of_training(
     job_path: Path, tmp_path: Path
 ) -> None:
-    whole = draft(job_path).data
+    (whole,) = draft(job_path).data.train
     split = draft(job_path, f"data.eval={tmp_path / 'text' / 'document-0[0-3].txt'}").data
     assert split.eval is not None
-    assert (split.eval.num_documents, split.train.num_documents) == (4, 8)
-    assert split.eval.num_tokens + split.train.num_tokens == whole.train.num_tokens
+    held_out, (rest,) = split.eval.counts, split.train
+    assert (held_out.documents, rest.counts.documents) == (4, 8)
+    assert held_out.tokens + rest.counts.tokens == whole.counts.tokens
 
 
 def test_no_text_left_for_training_is_refused(job_path: Path, tmp_path: Path) -> None:

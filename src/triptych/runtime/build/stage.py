@@ -128,7 +128,7 @@ class StageModule(nn.Module):
         self._router = router or RouterSettings()
         self._sequence_parallel = plan.sequence_parallel and mesh.tensor.size > 1
         start, stop = part(model.vocab, mesh.tensor.size, mesh.tensor.index)
-        self._vocabulary = Vocabulary(start, stop, mesh.tensor)
+        self.vocabulary = Vocabulary(start, stop, mesh.tensor)
         self._entry = cut(causal_lm, self._family, stage.start, stage.stop, model.num_layers)
         # What the library wraps around it (defaults, records of what is inside) is not for us.
         self._run_trunk = partial(inspect.unwrap(type(self._trunk).forward), self._trunk)
@@ -295,7 +295,7 @@ class StageModule(nn.Module):
             hidden.reshape(-1, self._hidden),
             self.head.weight,
             labels_BS.reshape(-1),
-            self._vocabulary,
+            self.vocabulary,
             scale,
             self.head.sink,
             self._bending,

@@ -43,12 +43,17 @@ class OptimizerSettings:
     eps: float = 1e-8
     momentum: float = 0.95
     weight_decay: float = 0.1
+    no_decay: frozenset[str] = frozenset()  # names of parameters, beside norms and biases
     clip_norm: float = 1.0
 
     def require_possible(self, plan: Plan) -> None:
         """Returns if a plan allows the optimizer. Raises PlanError otherwise."""
         if problems := [*optimizer_problems(plan, self.name)]:
             raise PlanError(problems)
+
+    def decays(self, slot: Slot) -> bool:
+        """True for a parameter with weight decay."""
+        return slot.decays and slot.name not in self.no_decay
 
     def owns_whole(self, slot: Slot) -> bool:
         """True for a parameter that one rank updates whole: a matrix under Muon."""
@@ -202,44 +207,72 @@ class ShardedAdamW:
         divisor: torch.Tensor,
         found_inf: torch.Tensor,
     ) -> None:
-        settings = self._settings
-        update_matrices(
-            [
-                matrix
-                for state, tensors in states
-                if state.is_muon
-                for matrix in _matrices(state, tensors)
-            ],
-            learning_rate=learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            divisor=divisor,
-            found_inf=found_inf,
-        )
-        states = [(state, tensors) for state, tensors in states if not state.is_muon]
         for decays in (True, False):
-            rows = list(_rows(states, decays))
-            if not rows:
+            decay = self._settings.weight_decay if decays else 0.0
+            matrices = list(self._matrices(states, decays))
+            if matrices:
+                update_matrices(
+                    matrices,
+                    learning_rate=learning_rate,
+                    momentum=self._settings.momentum,
+                    weight_decay=decay,
+                    divisor=divisor,
+                    found_inf=found_inf,
+                )
+            rows = list(self._rows(states, decays))
+            if rows:
+                self._adamw(rows, learning_rate, decay, divisor, found_inf)
+
+    def _adamw(
+        self,
+        rows: Sequence[tuple[torch.Tensor, ...]],
+        learning_rate: float,
+        weight_decay: float,
+        divisor: torch.Tensor,
+        found_inf: torch.Tensor,
+    ) -> None:
+        masters, gradients, averages, squares, steps = map(list, zip(*rows, strict=True))
+        adamw(
+            masters,
+            gradients,
+            averages,
+            squares,
+            [],
+            steps,
+            fused=True,
+            grad_scale=divisor,
+            found_inf=found_inf,
+            amsgrad=False,
+            beta1=self._settings.betas[0],
+            beta2=self._settings.betas[1],
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            eps=self._settings.eps,
+            maximize=False,
+        )
+
+    def _matrices(
+        self, states: Sequence[tuple[State, dict[str, torch.Tensor]]], decays: bool
+    ) -> Iterator[Matrix]:
+        """Master, gradient and momentum of each of a rank's matrices that Muon updates."""
+        kinds = ("master", "gradient", "exp_avg")
+        for state, tensors in states:
+            for piece in state.pieces if state.is_muon else ():
+                if self._settings.decays(piece.slot) is decays:
+                    shape = box_shape(piece.slot.box)
+                    yield Matrix(*(tensors[kind][piece.here].view(shape) for kind in kinds))
+
+    def _rows(
+        self, states: Sequence[tuple[State, dict[str, torch.Tensor]]], decays: bool
+    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Master, gradient, moments and step count of each piece with or without weight decay."""
+        kinds = ("master", "gradient", "exp_avg", "exp_avg_sq")
+        for state, tensors in states:
+            if state.is_muon:
                 continue
-            masters, gradients, averages, squares, steps = map(list, zip(*rows, strict=True))
-            adamw(
-                masters,
-                gradients,
-                averages,
-                squares,
-                [],
-                steps,
-                fused=True,
-                grad_scale=divisor,
-                found_inf=found_inf,
-                amsgrad=False,
-                beta1=settings.betas[0],
-                beta2=settings.betas[1],
-                lr=learning_rate,
-                weight_decay=settings.weight_decay if decays else 0.0,
-                eps=settings.eps,
-                maximize=False,
-            )
+            for piece, step in zip(state.pieces, state.steps, strict=True):
+                if self._settings.decays(piece.slot) is decays:
+                    yield (*(tensors[kind][piece.here] for kind in kinds), step)
 
     def _write_back(self) -> None:
         """Rounds master weights into the parameters that compute."""
@@ -266,22 +299,3 @@ class ShardedAdamW:
             for piece in state.pieces
             for shard in shards_of(piece, kind, state.kept[kind])
         ]
-
-
-def _matrices(state: State, tensors: dict[str, torch.Tensor]) -> Iterator[Matrix]:
-    """Master, gradient and momentum of each of a rank's matrices."""
-    for piece in state.pieces:
-        shape = box_shape(piece.slot.box)
-        kinds = ("master", "gradient", "exp_avg")
-        yield Matrix(*(tensors[kind][piece.here].view(shape) for kind in kinds))
-
-
-def _rows(
-    states: Sequence[tuple[State, dict[str, torch.Tensor]]], decays: bool
-) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Master, gradient, moments and step count of each piece with or without weight decay."""
-    kinds = ("master", "gradient", "exp_avg", "exp_avg_sq")
-    for state, tensors in states:
-        for piece, step in zip(state.pieces, state.steps, strict=True):
-            if piece.slot.decays is decays:
-                yield (*(tensors[kind][piece.here] for kind in kinds), step)

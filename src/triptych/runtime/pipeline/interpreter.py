@@ -28,6 +28,9 @@ from triptych.schedule.action import Action, Kind
 Key = tuple[int, int]
 """Stage and micro-batch."""
 
+Head = Callable[[StageModule, torch.Tensor, torch.Tensor], torch.Tensor]
+"""What is made of the last stage's hidden states and a micro-batch's labels."""
+
 
 @dataclass(slots=True)
 class _InFlight:
@@ -43,6 +46,7 @@ class _Step:
 
     microbatches: Sequence[MicroBatch]
     scale: float | torch.Tensor
+    head: Head | None = None
     arriving: dict[tuple[Kind, Key], Pending] = field(default_factory=dict)
     handed: dict[tuple[Kind, Key], torch.Tensor] = field(default_factory=dict)
     leaving: list[Pending] = field(default_factory=list)
@@ -103,14 +107,16 @@ class Interpreter:
         scale: float | torch.Tensor,
         begin_final: Callable[[int, bool], None] = lambda stage, weights: None,
         look_back: tuple[int, Callable[[], bool]] = (-1, lambda: False),
+        head: Head | None = None,
     ) -> torch.Tensor | None:
         """Runs one step; the rank of the last stage returns each micro-batch's loss [m], scaled.
 
         `begin_final(stage, weights)` is called ahead of the action that makes a stage's gradients
         final: those of its linears' weights, and the rest. `look_back` is a number of actions and
-        what to ask after them: whether weights changed, so that they must run again.
+        what to ask after them: whether weights changed, so that they must run again. A `head` makes
+        something else than the loss of the last stage's hidden states and labels.
         """
-        step = _Step(microbatches, scale)
+        step = _Step(microbatches, scale, head)
         finals = final_actions(actions)
         for index, action in enumerate(actions):
             if index == look_back[0] and look_back[1]():
@@ -128,7 +134,7 @@ class Interpreter:
         for pending in step.arriving.values():
             pending.wait()
         self._end_sends(step)
-        again = _Step(step.microbatches, step.scale)
+        again = _Step(step.microbatches, step.scale, step.head)
         for action in actions:
             self._do[action.kind](again, (action.stage, action.microbatch))
         return again
@@ -150,8 +156,11 @@ class Interpreter:
             ids, positions = microbatch.input_ids, microbatch.positions
             routed = self._follow(microbatch, step.scale)
             output = stage(ids, received, positions, microbatch.documents, routed=routed)
-            if stage.is_last:
+            if stage.is_last and step.head is not None:
+                output = step.head(stage, output, microbatch.labels)
+            elif stage.is_last:
                 output = stage.loss(output, microbatch.labels, step.scale)
+            if stage.is_last:
                 step.losses[key[1]] = output.detach()
         step.in_flight[key] = _InFlight(received, output)
         if key[0] + 1 in self._stages:
