@@ -168,6 +168,7 @@ class Loop:
         self._waiting: deque[_Waiting] = deque()
         self._last_end_s = 0.0
         self._loss: float | None = None
+        self._doubts_peak = False
         self._eval_loss: float | None = None
         self._checkpoint: Path | None = None
         self.timeline: Timeline | None = None
@@ -212,6 +213,9 @@ class Loop:
             self._require_finite(record)
             if record.is_skipped:
                 self._reporter.say(_skipped(record))
+            if record.mfu is not None and record.mfu > 1 and not self._doubts_peak:
+                self._doubts_peak = True
+                self._reporter.say(_too_fast(record))
             self._loss = record.loss
             if self._metrics is not None:
                 self._metrics.step(record)
@@ -327,6 +331,13 @@ def _skipped(record: StepRecord) -> str:
     return (
         f"step {record.step}: gradients overflowed and were not applied; the loss scale is now "
         f"{record.loss_scale:g} ({record.skipped_steps} steps skipped so far)"
+    )
+
+
+def _too_fast(record: StepRecord) -> str:
+    return (
+        f"warning: step {record.step} has a utilisation of {record.mfu:.0%}: the peak that it is "
+        "measured against is too low; [run] peak_tflops states the right one"
     )
 
 

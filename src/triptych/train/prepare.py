@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from triptych.errors import JobError
+from triptych.plan.plan import Plan
 from triptych.plan.toml import plan_toml
 from triptych.train.environment import Place
 from triptych.train.folder import RunFolder, write_json, write_text
@@ -84,7 +86,14 @@ def draft(job: Job, place: Place | None, planner: Planner, say: Say) -> Draft:
         job.run.peak_tflops,
     )
     say(peak.text)
+    say(kernel_line(choice.plan))
     return Draft(job=job, source=source, choice=choice, data=data, peak=peak, prediction=prediction)
+
+
+def kernel_line(plan: Plan) -> str:
+    """Which attention runs, and what is absent that some would expect."""
+    absent = "" if find_spec("flash_attn") else "; flash-attn is absent and not needed"
+    return f"kernels: attention {plan.attention} of torch, fused AdamW of torch{absent}"
 
 
 def _pipeline_lines(choice: Choice, prediction: Mapping[str, Any]) -> Iterator[str]:
