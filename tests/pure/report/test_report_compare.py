@@ -23,6 +23,7 @@ def test_every_quantity_of_a_run_is_compared(run_folder: Path) -> None:
         "tensor communication",
         "bubble",
         "tokens per second",
+        "MFU",
         "bubble fraction",
         "tensor axis, sent per rank",
         "peak memory",
