@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,7 +130,8 @@ def run(
     start: Position | None = None,
     saver: Saver | None = None,
     lag: int = 0,
-    **lengths: int,
+    reporter: Silent | None = None,
+    **lengths: Any,
 ) -> Run:
     engine, saver = engine or Bigram(), saver or Saver()
     tokens = [i * 7 % VOCAB for i in range(400)]
@@ -144,7 +146,7 @@ def run(
         saver=saver,
         memory=Memory(),
         status=StatusFile(folder / "status" / "rank-0"),
-        reporter=Silent(),
+        reporter=reporter or Silent(),
         metrics=Metrics(folder / "metrics.jsonl"),
         lag=lag,
     )
@@ -233,3 +235,27 @@ def test_a_step_that_overflowed_is_counted_and_the_run_goes_on(tmp_path: Path) -
 def test_an_overflow_that_no_scale_mends_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"step 3: .*norm inf"):
         run(tmp_path, steps=4, engine=Overflows(may_help=False))
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize(("least_s", "warns"), [(1e-9, False), (1e3, True), (None, False)])
+def test_pub_110_a_utilisation_above_the_peak_is_doubted_once(
+    tmp_path: Path, least_s: float | None, warns: bool
+) -> None:
+    heard = Heard()
+    done = run(tmp_path, steps=4, reporter=heard, least_step_time_s=least_s)
+    assert len([text for text in heard.said if "peak_tflops" in text]) == warns
+    utilisations = [json.loads(line)["mfu"] for line in done.lines if '"loss"' in line]
+    assert all((mfu is None) == (least_s is None) for mfu in utilisations)
+
+
+def test_every_step_tells_how_long_it_waited_for_data(tmp_path: Path) -> None:
+    waits = [json.loads(x)["data_wait_s"] for x in run(tmp_path).lines if '"loss"' in x]
+    assert len(waits) == 10 and all(0 < wait_s < 1 for wait_s in waits)
