@@ -124,7 +124,7 @@ def _figures(run: Run) -> list[Figure]:
             run.timeline.bubble_fraction if run.timeline and run.timeline.spans else None,
             prediction.get("bubble_fraction"),
         ),
-        Figure("MFU", share(prediction.get("mfu")), "predicted"),
+        _figure("MFU", share, actual.mfu, prediction.get("mfu")),
         *_loss_figures(run),
     ]
     return [figure for figure in figures if figure.value != ABSENT]
