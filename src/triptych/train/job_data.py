@@ -84,8 +84,8 @@ class Data(DataFormat):
     )
     eval: Texts = Field(
         default=(),
-        description="The same as `train`, for evaluation; files named here are kept out of "
-        "training.",
+        description="The same as `train`, for evaluation, by the `format`, keys and `pack` of this "
+        "section; files named here are kept out of training.",
     )
     exclude: Texts = Field(default=(), description="Globs of files to leave out of all.")
     sequence_length: Count = Field(description="Tokens in one training sequence.", examples=["512"])
