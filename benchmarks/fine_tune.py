@@ -30,9 +30,9 @@ from triptych.train.data import EvaluationData
 from triptych.train.folder import RunFolder
 from triptych.train.job import Job
 from triptych.train.job_file import read_job
+from triptych.train.job_parts import evaluation_data, learning_rate, training_data
 from triptych.train.samples import IGNORED
 from triptych.train.text import read_data
-from triptych.train.worker import evaluation_data, learning_rate, training_data
 
 JOBS = {"text": "shakespeare.toml", "chat": "chat.toml"}
 EXAMPLES = Path(__file__).parents[1] / "examples" / "smollm2"

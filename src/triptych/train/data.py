@@ -7,7 +7,7 @@ them a data rank takes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,12 +24,23 @@ class Arrays(NamedTuple):
     documents: tuple[tuple[int, ...], ...] | None = None  # lengths, row by row, if kept apart
 
 
+class Rows(Protocol):
+    """What training takes: `num_whole` rows, or as many as there will be."""
+
+    @property
+    def num_whole(self) -> int | None:
+        """Samples; None if they are not known yet and come in an order of their own."""
+
+    def row(self, index: int) -> Row:
+        """A sample."""
+
+
 class TrainingData:
     """A data rank's micro-batches at any position of the run, from one data set or a mixture."""
 
     def __init__(
         self,
-        sources: Sequence[Samples],
+        sources: Sequence[Rows],
         *,
         global_batch: int,
         share: Share,

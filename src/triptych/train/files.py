@@ -62,19 +62,26 @@ def find_files(patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[Pat
 
 def check_file(path: Path) -> DataFile | None:
     """The file with its digest, read once; None if it is not of a kind that we read."""
-    if path.is_dir():
-        return _digested(path, Kind.DATASET, sorted(p for p in path.iterdir() if p.is_file()))
+    kind = kind_of(path)
+    if kind is Kind.DATASET:
+        return _digested(path, kind, sorted(p for p in path.iterdir() if p.is_file()))
     try:
-        if path.suffix == ".parquet":
+        if kind is Kind.PARQUET:
             with path.open("rb") as stream:
                 is_parquet = stream.read(4) == b"PAR1"
-            return _digested(path, Kind.PARQUET, [path]) if is_parquet else None
-        kind = Kind.JSONL if path.suffix == ".jsonl" else Kind.TEXT
+            return _digested(path, kind, [path]) if is_parquet else None
         return _digested(path, kind, [path], is_text=True)
     except UnicodeDecodeError:
         return None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def kind_of(path: Path) -> Kind:
+    """What a file is by its name."""
+    if path.is_dir():
+        return Kind.DATASET
+    return {".parquet": Kind.PARQUET, ".jsonl": Kind.JSONL}.get(path.suffix, Kind.TEXT)
 
 
 def _matches(pattern: str) -> list[str]:

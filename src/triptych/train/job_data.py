@@ -36,6 +36,13 @@ class DataFormat(Section):
         "`whole` for chat.",
     )
 
+    streaming: bool = Field(
+        default=False,
+        description="Files become tokens one by one, as training comes to them: it starts once the "
+        "first one is there. Order: the files by the seed, then the samples of each. Files must "
+        "not change. Default: all files become tokens before the first step.",
+    )
+
     @property
     def packing(self) -> str:
         """How documents share sequences."""
@@ -98,7 +105,7 @@ class Data(DataFormat):
         """The data sets of the mixture; that of `train` alone without one."""
         if self.mixture:
             return self.mixture
-        names = ("format", "text_key", "messages_key", "pack", "train")
+        names = ("format", "text_key", "messages_key", "pack", "streaming", "train")
         return (Source(**{name: getattr(self, name) for name in names}),)
 
     @model_validator(mode="after")

@@ -83,10 +83,13 @@ class MixtureOrder:
     in an order of its own; each data set goes through its samples in the order of `SampleOrder`.
     """
 
-    def __init__(self, num_samples: Sequence[int], weights: Sequence[float], seed: int) -> None:
+    def __init__(
+        self, num_samples: Sequence[int | None], weights: Sequence[float], seed: int
+    ) -> None:
+        """None stands for a data set of unknown size that has an order of its own."""
         self._counts = block_counts(weights)
         self._orders = [
-            SampleOrder(n, seed if i == 0 else mix(seed ^ mix(i)))
+            None if n is None else SampleOrder(n, seed if i == 0 else mix(seed ^ mix(i)))
             for i, n in enumerate(num_samples)
         ]
         self._blocks = SampleOrder(BLOCK, mix(seed ^ 0x6D69780A))
@@ -96,12 +99,15 @@ class MixtureOrder:
     def at(self, position: int) -> Taken:
         """The sample at a position."""
         if len(self._orders) == 1:
-            return Taken(0, self._orders[0].at(position))
+            return self._taken(0, position)
         block, place = divmod(position, BLOCK)
         if self._made[0] != block:
             self._made = (block, self._block(block))
-        source, index = self._made[1][place]
-        return Taken(source, self._orders[source].at(index))
+        return self._taken(*self._made[1][place])
+
+    def _taken(self, source: int, index: int) -> Taken:
+        order = self._orders[source]
+        return Taken(source, index if order is None else order.at(index))
 
     def _block(self, block: int) -> list[Taken]:
         """The data set of each position of a block, and how many of it came before in the run."""

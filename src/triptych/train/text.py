@@ -17,12 +17,19 @@ from triptych.tokenizer.load import TextTokenizer
 from triptych.train.corpus import Corpus, read_corpus
 from triptych.train.encode import ChatEncoder, Encoder, TextEncoder
 from triptych.train.enough import least_tokens, require_enough, require_labels
-from triptych.train.files import find_files
+from triptych.train.files import DataFile, find_files
 from triptych.train.folder import RunFolder, write_json
 from triptych.train.job import Job
 from triptych.train.job_data import DataFormat
-from triptych.train.order import block_counts
+from triptych.train.order import block_counts, mix
 from triptych.train.samples import Counts, Samples, make_samples
+from triptych.train.shards import (
+    ShardedSamples,
+    digest_of,
+    first_shard,
+    shard_of,
+    shard_tokens,
+)
 from triptych.train.tokens import (
     Tokens,
     build_tokens,
@@ -58,7 +65,8 @@ class Text:
         needed = least_tokens(job.data.sequence_length, job.train.global_batch)
         sources = zip(self.train, job.data.sources, strict=True)
         return all(
-            source.packing in ("stream", "documents") and corpus.size_bytes > 64 * needed
+            (source.streaming or source.packing in ("stream", "documents"))
+            and corpus.size_bytes > 64 * needed
             for corpus, source in sources
         )
 
@@ -67,14 +75,33 @@ class Text:
 class Part:
     """One data set of a run: its tokens on disk, how they make rows, and its weight."""
 
-    tokens: Tokens
-    pack: str
+    tokens: Tokens  # of the first file, if files become tokens one by one
+    rows: DataFormat
     weight: float = 1.0
     counts: Counts = field(compare=False)
+    shards: tuple[Path, ...] = ()  # files that become tokens one by one
+
+    @property
+    def pack(self) -> str:
+        """How documents share rows."""
+        return self.rows.packing
 
     def samples(self, sequence_length: int) -> Samples:
-        """Its rows."""
+        """Its rows; those of the first file if files become tokens one by one."""
         return make_samples(self.tokens, sequence_length, self.pack)
+
+    def stream(
+        self, tokenizer: TextTokenizer, sequence_length: int, seed: int, *, ahead: bool
+    ) -> ShardedSamples:
+        """Its rows in the order of training, file by file."""
+        encoder, folder = _encoder(self.rows, tokenizer), self.tokens.path.parent
+
+        def make(shard: int) -> Samples:
+            corpus = _corpus_of([shard_of(self.shards[shard])], self.rows)
+            tokens = shard_tokens(folder, corpus, encoder)
+            return make_samples(tokens, sequence_length, self.pack)
+
+        return ShardedSamples(make, len(self.shards), seed, ahead=ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +119,14 @@ class DataSet:
     @property
     def digest(self) -> str:
         """Of what decides which sample stands where, but for sequence length and seed."""
-        if len(self.train) == 1 and self.train[0].pack in ("stream", "documents"):
-            return self.train[0].tokens.digest
+        (first, *more) = self.train
+        if not more and not first.shards and first.pack in ("stream", "documents"):
+            return first.tokens.digest
         counts = block_counts(self.weights)
-        words = [(p.tokens.digest, p.pack, n) for p, n in zip(self.train, counts, strict=True)]
+        words = [
+            (digest_of(p.shards) if p.shards else p.tokens.digest, p.pack, n)
+            for p, n in zip(self.train, counts, strict=True)
+        ]
         return hashlib.blake2b(repr(words).encode(), digest_size=16).hexdigest()
 
 
@@ -103,7 +134,7 @@ def read_text(job: Job) -> Text:
     """Finds and checks the files of a job. Raises DataError with what is missing or not data."""
     data = job.data
     held_out = find_files(data.eval, data.exclude) if data.eval else []
-    evaluation = _corpus(data.eval, data, data.exclude) if data.eval else None
+    evaluation = _corpus(data.eval, _at_once(data), data.exclude) if data.eval else None
     excluded = [*data.exclude, *map(str, held_out)]
     training = tuple(_corpus(source.train, source, excluded) for source in data.sources)
     if held_out and not all(corpus.files for corpus in training):
@@ -113,8 +144,15 @@ def read_text(job: Job) -> Text:
 
 
 def _corpus(patterns: Sequence[str], rows: DataFormat, exclude: Sequence[str]) -> Corpus:
+    if rows.streaming:
+        return _corpus_of([shard_of(path) for path in find_files(patterns, exclude)], rows)
     key = rows.messages_key if rows.format == "chat" else None
     return read_corpus(patterns, exclude=exclude, text_key=rows.text_key, messages_key=key)
+
+
+def _corpus_of(files: Sequence[DataFile], rows: DataFormat) -> Corpus:
+    key = rows.messages_key if rows.format == "chat" else None
+    return Corpus(files=tuple(files), text_key=rows.text_key, messages_key=key)
 
 
 def build_data(
@@ -129,22 +167,38 @@ def build_data(
     batch = job.train.global_batch if len(text.train) == 1 else 1
     with _nothing_left_if_refused(folder) as made:
 
-        def part(corpus: Corpus, rows: DataFormat, weight: float) -> tuple[Part, Samples]:
+        def part(corpus: Corpus, rows: DataFormat, **more: Any) -> tuple[Part, Samples]:
             tokens = _built(folder, corpus, _encoder(rows, tokenizer), say, made)
             samples = make_samples(tokens, length, rows.packing)
-            counts = samples.counts
-            return Part(tokens=tokens, pack=rows.packing, weight=weight, counts=counts), samples
+            return Part(tokens=tokens, rows=_at_once(rows), counts=samples.counts, **more), samples
 
         parts = []
-        for corpus, source in zip(text.train, job.data.sources, strict=True):
-            own, samples = part(corpus, source, source.weight)
+        for index, (corpus, source) in enumerate(zip(text.train, job.data.sources, strict=True)):
+            if source.streaming:
+                shards = tuple(file.path for file in corpus.files)
+                begin = first_shard(len(shards), source_seed(job.train.seed, index))
+                first = _corpus_of(corpus.files[begin : begin + 1], source)
+                parts.append(part(first, source, weight=source.weight, shards=shards)[0])
+                continue
+            own, samples = part(corpus, source, weight=source.weight)
             require_enough(own.tokens, samples, length, batch, batch_unit)
             parts.append(own)
         evaluation = None
         if text.eval is not None:
-            evaluation, samples = part(text.eval, job.data, 1.0)
+            evaluation, samples = part(text.eval, _at_once(job.data))
             require_labels(evaluation.tokens, samples, length)
     return DataSet(train=tuple(parts), eval=evaluation)
+
+
+def _at_once(rows: DataFormat) -> DataFormat:
+    """Evaluation data become tokens as a whole."""
+    names = ("format", "text_key", "messages_key", "pack")
+    return DataFormat(**{name: getattr(rows, name) for name in names})
+
+
+def source_seed(seed: int, index: int) -> int:
+    """The seed of a data set whose files become tokens one by one."""
+    return mix(seed ^ mix(index + 1))
 
 
 def _encoder(rows: DataFormat, tokenizer: TextTokenizer) -> Encoder:
@@ -184,6 +238,9 @@ def data_lines(text: Text, data: DataSet, job: Job) -> list[str]:
     length = job.data.sequence_length
     lines = []
     for corpus, part, share in zip(text.train, data.train, _shares(data), strict=True):
+        if part.shards:
+            lines.append(_stream_line(part, share))
+            continue
         epochs = job.train.steps * job.train.global_batch * share / part.counts.samples
         weight = f", {share:.1%} of all sequences" if len(data.train) > 1 else ""
         lines.append(
@@ -201,6 +258,14 @@ def data_lines(text: Text, data: DataSet, job: Job) -> list[str]:
     if skipped:
         lines.append(f"left out: {skipped} files that are not data")
     return lines
+
+
+def _stream_line(part: Part, share: float) -> str:
+    first = f"the first has {format_count(part.counts.tokens)} tokens"
+    return (
+        f"training data: {len(part.shards)} files, {share:.1%} of all sequences, that become "
+        f"tokens as training comes to them; {first}, {part.counts.samples} samples"
+    )
 
 
 def _shares(data: DataSet) -> list[float]:
@@ -245,17 +310,22 @@ def read_data(run: RunFolder) -> tuple[DataSet, Path]:
 
 
 def _part_json(part: Part) -> dict[str, Any]:
-    counts = part.counts.to_json()
-    tokens = to_json(part.tokens)
-    return {"tokens": tokens, "pack": part.pack, "weight": part.weight, "counts": counts}
+    return {
+        "tokens": to_json(part.tokens),
+        "rows": part.rows.model_dump(exclude_none=True),
+        "weight": part.weight,
+        "counts": part.counts.to_json(),
+        "shards": [str(path) for path in part.shards],
+    }
 
 
 def _part_of(values: dict[str, Any]) -> Part:
     return Part(
         tokens=from_json(values["tokens"]),
-        pack=str(values["pack"]),
+        rows=DataFormat(**values["rows"]),
         weight=float(values["weight"]),
         counts=Counts(**values["counts"]),
+        shards=tuple(Path(path) for path in values["shards"]),
     )
 
 

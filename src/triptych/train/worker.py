@@ -26,24 +26,28 @@ from triptych.checkpoint.hf import load_hf
 from triptych.model.count import training_flops_per_token
 from triptych.model.hf import from_config
 from triptych.model.model import Model
-from triptych.plan.freeze import known_names, matching_names
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import coordinates
 from triptych.plan.share import Share
 from triptych.plan.toml import read_plan
-from triptych.runtime.engine import Engine, OptimizerSettings, RouterSettings
+from triptych.runtime.engine import Engine
 from triptych.runtime.mesh import Mesh
 from triptych.tokenizer.load import load_tokenizer
 from triptych.train import environment
 from triptych.train.checkpoints import Checkpoints, Stream
-from triptych.train.data import EvaluationData, TrainingData
 from triptych.train.environment import Place
 from triptych.train.failure import is_lost_peer, write_error
 from triptych.train.folder import RunFolder, write_json
 from triptych.train.fork_server import threads_per_rank
 from triptych.train.job import Job
 from triptych.train.job_file import read_job
-from triptych.train.learning_rate import LearningRate
+from triptych.train.job_parts import (
+    evaluation_data,
+    learning_rate,
+    optimizer_settings,
+    router_settings,
+    training_data,
+)
 from triptych.train.loop import Lengths, Loop
 from triptych.train.meeting import meet
 from triptych.train.memory import PeakMemory
@@ -55,7 +59,7 @@ from triptych.train.sampling import Sampler
 from triptych.train.source import carried_files
 from triptych.train.startup import built, show_startup
 from triptych.train.status import Phase, StatusFile
-from triptych.train.text import DataSet, read_data
+from triptych.train.text import read_data
 from triptych.train.trace import Trace
 from triptych.train.trackers import open_trackers
 
@@ -277,7 +281,9 @@ class _Rank:
                 least_step_time_s=self._least_step_time_s(),
             ),
             rate=learning_rate(job),
-            training=training_data(job, self._data, share),
+            training=training_data(
+                job, self._data, share, self._tokenizer_folder, ahead=self._rank == 0
+            ),
             evaluation=evaluation_data(job, self._data, share),
             saver=checkpoints,
             memory=memory,
@@ -300,64 +306,3 @@ class _Rank:
         if self._rank > 0:
             return {}
         return carried_files(self._run.config.read_bytes(), self._tokenizer_folder)
-
-
-# ---- from a job to the parts of a run ----------------------------------------------------------
-
-
-def optimizer_settings(job: Job, model: Model) -> OptimizerSettings:
-    """The engine's optimizer settings of a job."""
-    no_decay = matching_names("no_decay", job.optimizer.no_decay, known_names(model), model)
-    return OptimizerSettings(
-        name=job.optimizer.name,
-        momentum=job.optimizer.momentum,
-        betas=job.optimizer.betas,
-        eps=job.optimizer.eps,
-        weight_decay=job.optimizer.weight_decay,
-        no_decay=no_decay,
-        clip_norm=job.optimizer.clip_norm,
-    )
-
-
-def router_settings(job: Job) -> RouterSettings:
-    """The settings of a job's routers."""
-    return RouterSettings(
-        aux_loss=job.moe.aux_loss,
-        z_loss=job.moe.z_loss,
-        capacity_factor=job.moe.capacity_factor,
-    )
-
-
-def learning_rate(job: Job) -> LearningRate:
-    """The learning-rate schedule of a job."""
-    return LearningRate(
-        peak=job.optimizer.learning_rate,
-        minimum=job.optimizer.min_learning_rate,
-        warmup_steps=job.optimizer.warmup_steps,
-        total_steps=job.train.steps,
-        schedule=job.optimizer.schedule,
-        decay_steps=job.optimizer.decay_steps or max(1, job.train.steps // 5),
-    )
-
-
-def training_data(job: Job, data: DataSet, share: Share) -> TrainingData:
-    """The training data of one data rank."""
-    return TrainingData(
-        [part.samples(job.data.sequence_length) for part in data.train],
-        weights=data.weights,
-        global_batch=job.train.global_batch,
-        share=share,
-        seed=job.train.seed,
-    )
-
-
-def evaluation_data(job: Job, data: DataSet, share: Share) -> EvaluationData | None:
-    """The evaluation data of one data rank, if the job has any."""
-    if data.eval is None:
-        return None
-    return EvaluationData(
-        data.eval.samples(job.data.sequence_length),
-        global_batch=job.train.global_batch,
-        share=share,
-        num_batches=job.train.eval_batches,
-    )

@@ -14,22 +14,25 @@ SETTINGS = ("train.global_batch=4", "optimizer.schedule=constant", "checkpoint.e
 
 
 def mixed_job(folder: Path, pack: str) -> Path:
-    """A job over two sources of 20 short documents each."""
+    """A job over two sources of 20 short documents each; `streaming` ones are two files each."""
     folder.mkdir(parents=True, exist_ok=True)
     path = job(folder, num_hidden_layers=2)
     for name in ("a", "b"):
         rows = [{"text": f"{name}{i} " * (1 + i % 3)} for i in range(20)]
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    text = path.read_text().replace(f'train = ["{folder}/text"]', f'pack = "{pack}"')
+        for part in (0, 1):
+            lines = map(json.dumps, rows[part::2])
+            (folder / f"{name}{part}.jsonl").write_text("\n".join(lines))
+    text = path.read_text().replace(f'train = ["{folder}/text"]', "")
+    how = "streaming = true" if pack == "streaming" else f'pack = "{pack}"'
     sources = "".join(
-        f'[[data.mixture]]\ntrain = "{folder}/{name}.jsonl"\nweight = {weight}\npack = "{pack}"\n'
+        f'[[data.mixture]]\ntrain = "{folder}/{name}*.jsonl"\nweight = {weight}\n{how}\n'
         for name, weight in (("a", 3), ("b", 1))
     )
     path.write_text(text + sources)
     return path
 
 
-@pytest.mark.parametrize("pack", ["whole", "single"])
+@pytest.mark.parametrize("pack", ["whole", "single", "streaming"])
 def test_pub_054_a_resumed_mixture_has_the_losses_of_the_unbroken_run(
     ranks: Ranks, tmp_path: Path, pack: str
 ) -> None:
