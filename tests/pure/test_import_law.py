@@ -55,14 +55,11 @@ LOADS_LAZILY = ("__init__.py", "cli/")
 # An optional package has one module of ours, loaded by name from here.
 LOADS_BY_NAME = {
     "api.py",
-LOADS_BY_NAME = {
-    "api.py",
     "serve/engine/grammars.py",
     "train/entry.py",
     "train/corpus.py",
     "train/text.py",
     "train/trackers.py",
-}
 }
 
 
