@@ -52,7 +52,8 @@ def command(
     from triptych.train.environment import place
 
     launched = place()
-    _require_writable(out)
+    if launched is None:
+        _require_writable(out)
     if launched is not None and ranks is not None:
         raise InputError(
             Problem(
@@ -72,8 +73,8 @@ def command(
     return Answer() if found is None else _answer(order, found)
 
 
-def _require_writable(out: Path) -> None:
-    """Returns if the file can be there. Raises InputError before anything is measured."""
+def _require_writable(out: Path) -> str:
+    """The path, if the file can be there. Raises InputError before anything is measured."""
     problems = []
     if out.suffix != ".toml":
         problems.append(
@@ -87,6 +88,7 @@ def _require_writable(out: Path) -> None:
         problems.append(Problem(f"no folder to write to: {folder}", rule, f"mkdir -p {folder}"))
     if problems:
         raise InputError(problems)
+    return str(out)
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
@@ -135,12 +137,14 @@ def _as_rank(order: Order, place: Place) -> Calibration | None:
     """As one rank of a launch, after the example of training."""
     from triptych.measure.run import measure
     from triptych.train.environment import export
-    from triptych.train.meeting import meet
+    from triptych.train.meeting import meet, told_by_first
     from triptych.train.worker import process_group
 
     export(place)
+    store = meet()
+    told_by_first(store, place.rank, lambda: _require_writable(order.out))
     try:
-        with process_group(place, meet(), TIMEOUT_S):
+        with process_group(place, store, TIMEOUT_S):
             return measure(order, place.local_world_size, say)
     except (RuntimeError, ConnectionError) as error:
         raise RunError(f"rank {place.rank} failed, or lost its peers: {error}") from error

@@ -29,16 +29,21 @@ def prepared(store: Store, rank: int, prepare: Callable[[], RunFolder]) -> RunFo
 
     Ends the other ranks quietly if it could not.
     """
+    return RunFolder(Path(told_by_first(store, rank, lambda: str(prepare().path))))
+
+
+def told_by_first(store: Store, rank: int, tell: Callable[[], str]) -> str:
+    """What rank 0 tells, which is not empty. Ends the other ranks quietly if it could not."""
     if rank > 0:
         store.wait([_PREPARED], _PREPARING)
-        folder = store.get(_PREPARED).decode()
-        if not folder:
+        told = store.get(_PREPARED).decode()
+        if not told:
             raise SystemExit(TriptychError.exit_code)
-        return RunFolder(Path(folder))
+        return str(told)
     try:
-        run = prepare()
+        told = tell()
     except BaseException:
         store.set(_PREPARED, "")
         raise
-    store.set(_PREPARED, str(run.path))
-    return run
+    store.set(_PREPARED, told)
+    return told
