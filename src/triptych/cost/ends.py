@@ -67,7 +67,9 @@ def head_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) ->
         saved_bytes=(norm_saved + site.model.hidden) * tokens * site.rates.element_bytes,
         working_bytes=0.0,
         logits_bytes=_logits_bytes(site, tokens, product.n),
-        head_gradient_bytes=product.weight_elements * site.rates.element_bytes,
+        head_gradient_bytes=0.0
+        if site.software.footprint.in_place
+        else product.weight_elements * site.rates.element_bytes,
     )
 
 

@@ -373,7 +373,8 @@ class Frame:
         assert len(peaks) == self.num_ranks, f"{schedule} has moments of every rank"
         work = []
         for rank in ranks:
-            kept = work_bytes([self.costs[s] for s in self.stages_of(rank)], peaks[rank])
+            costs = [self.costs[s] for s in self.stages_of(rank)]
+            kept = work_bytes(costs, peaks[rank], self.footprint)
             work.append(sum(kept) + self.exchange_bytes(rank, schedule))
         return work
 

@@ -46,7 +46,7 @@ def rank_memory(
     The peak is in a backward, or in the update where that needs more than activations.
     """
     weights, gradients, optimizer, buffers = state_bytes(stages, storage, footprint)
-    activations, logits = work_bytes(stages, moments)
+    activations, logits = work_bytes(stages, moments, footprint)
     update = footprint.update_bytes * owned_elements(stages, storage)
     if update > activations + logits:
         activations, logits, buffers = 0.0, 0.0, buffers + update
@@ -77,12 +77,14 @@ def state_bytes(
     gradient_bytes = storage.gradient_bytes
     if footprint.narrow_gradients and gradient_bytes > storage.parameter_bytes:
         gradient_bytes += storage.parameter_bytes
-    buffers = _buffer_bytes if footprint.buckets else _gathered_bytes
+    buffers = _gathered_bytes(stages, storage, held)
+    if footprint.buckets:
+        buffers = _buffer_bytes(stages, storage, held, footprint)
     return (
         (own if zero >= 3 else held) * storage.parameter_bytes,
         (own if storage.reduces_each else held) * gradient_bytes,
         0.0 if storage.is_offloaded else optimizer,
-        buffers(stages, storage, held),
+        buffers,
     )
 
 
@@ -95,10 +97,19 @@ def _muon_elements(stages: Sequence[StageCost], storage: Storage) -> float:
     return dense / storage.shards + expert / storage.expert_shards
 
 
-def work_bytes(stages: Sequence[StageCost], moments: Sequence[Moment]) -> tuple[float, float]:
-    """Activations, and logits with the head's gradient: what a schedule keeps alive at most."""
+def work_bytes(
+    stages: Sequence[StageCost],
+    moments: Sequence[Moment],
+    footprint: Footprint = TRIPTYCH.footprint,
+) -> tuple[float, float]:
+    """Activations, and logits with the head's gradient: what a schedule keeps alive at most.
+
+    Where the head makes all gradients in the forward, its logits are gone when a backward works.
+    """
     working = max([stage.working_bytes for stage in stages])
     logits = max([stage.logits_bytes for stage in stages])
+    if footprint.in_place:
+        working = max(0.0, working - logits)
     activations, gradients = max([_alive_bytes(stages, moment) for moment in moments], key=sum)
     return working + activations, logits + gradients
 
@@ -132,16 +143,25 @@ def _gathered_bytes(stages: Sequence[StageCost], storage: Storage, held: float) 
     return max(stage.largest_weight for stage in stages) * storage.parameter_bytes
 
 
-def _buffer_bytes(stages: Sequence[StageCost], storage: Storage, held: float) -> float:
+def _buffer_bytes(
+    stages: Sequence[StageCost], storage: Storage, held: float, footprint: Footprint
+) -> float:
     """A gradient on its way into its bucket, buckets under way, gathered units.
 
     Where gradients are divided two buckets have memory, one that fills and one that travels; a
     bucket of ZeRO-3 is a unit. Gradients that travel in another dtype are copies; whole ones travel
-    all together.
+    all together. Gradients made in place need no way if they have the parameters' dtype, and only
+    the other ranks' parts of buckets that are summed to shards arrive elsewhere.
     """
     unit = max(stage.largest_unit for stage in stages)
     buffers = max(stage.largest_weight for stage in stages) * storage.parameter_bytes
-    if storage.shards > 1:
+    if footprint.in_place and storage.parameter_bytes == storage.gradient_bytes:
+        buffers = 0.0
+    if storage.shards > 1 and footprint.in_place and storage.zero:
+        bucket_bytes = unit * storage.gradient_bytes if storage.zero >= 3 else storage.bucket_bytes
+        arriving = min(2 * bucket_bytes, held * storage.gradient_bytes)
+        buffers += arriving * (storage.shards - 1) / storage.shards
+    elif storage.shards > 1 and not footprint.in_place:
         buffers += min(2 * storage.bucket_bytes, held * storage.gradient_bytes)
     travelling = held
     if storage.reduces_each:

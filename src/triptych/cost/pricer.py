@@ -321,7 +321,8 @@ class Pricer:
             weights = [
                 op.weight_elements
                 for kind, _ in pieces
-                if kind != HEAD  # the head's gradient is counted on its own
+                # where it is kept, the head's gradient is counted on its own
+                if kind != HEAD or self.software.footprint.in_place
                 for op in self.local(kind, setting)
             ]
             self._tenants[key] = Tenants(
@@ -349,6 +350,8 @@ class Pricer:
         """Adding a micro-batch's gradients into the fp32 buffers: one read, one read and write."""
         used = self.rates(setting.dtype)
         moved_bytes = self.software.accumulation_bytes or used.element_bytes + 8.0
+        if self.software.footprint.in_place and used.element_bytes >= 4:
+            moved_bytes = used.element_bytes  # products add as they write
         return held.total * moved_bytes / used.memory_bytes_per_s
 
 

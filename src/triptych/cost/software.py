@@ -33,6 +33,7 @@ class Footprint:
     update_bytes: float = 0.0  # the same, but only when activations are gone
     narrow_gradients: bool = False  # kept beside the wide ones that they are added to
     buckets: bool = True  # gradients travel in buffers of their own
+    in_place: bool = False  # gradients are made in those buffers, the head's too
     stage_outputs: float = 0.0  # tensors more of each micro-batch that is in flight
     more_in_flight: int = 0  # micro-batches that a pipeline has memory for
 
@@ -84,4 +85,5 @@ TRIPTYCH = Software(
     # 26 kernels for 11 operators.
     eager=Kernels(traffic=3.0, launches=2.4, loss_bytes=48.0),
     compiled=Kernels(traffic=1.0, launches=1.0, loss_bytes=16.0),
+    footprint=Footprint(in_place=True),
 )
