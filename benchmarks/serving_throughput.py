@@ -81,16 +81,16 @@ class Side:
 
 
 def _path() -> str:
-    return os.pathsep.join((str(HERE), str(HERE / "sides"), str(HERE.parent / "src")))
+    return os.pathsep.join((str(HERE / "serving_sides"), str(HERE.parent / "src")))
 
 
 def ours(folder: str) -> Side:
-    command = [sys.executable, str(HERE / "sides" / "serve_ours.py"), folder]
+    command = [sys.executable, str(HERE / "serving_sides" / "serve_ours.py"), folder]
     return Side("triptych", command, {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))})
 
 
 def transformers_side(folder: str, _: Path | None) -> Side:
-    command = [sys.executable, str(HERE / "sides" / "serve_transformers.py"), folder]
+    command = [sys.executable, str(HERE / "serving_sides" / "serve_transformers.py"), folder]
     return Side("transformers", command, {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))})
 
 
@@ -112,7 +112,9 @@ def vllm_side(folder: str, venv: Path | None) -> Side:
         "HF_HUB_OFFLINE": "1",
     }
     python = str(venv / "bin" / "python")
-    return Side("vllm", [python, str(HERE / "sides" / "serve_vllm.py"), folder], environment)
+    return Side(
+        "vllm", [python, str(HERE / "serving_sides" / "serve_vllm.py"), folder], environment
+    )
 
 
 def _library(name: str, venv: Path) -> Path | None:

@@ -7,7 +7,7 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from sides.serve_jobs import answer_jobs
+from serve_jobs import answer_jobs
 
 
 def main(folder: str) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from sides.serve_jobs import answer_jobs
+from serve_jobs import answer_jobs
 from triptych.plan.plan import Plan, Precision
 from triptych.serve.engine.engine import Engine
 from triptych.serve.engine.sampling import Sampling

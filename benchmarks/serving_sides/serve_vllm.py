@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from serve_jobs import answer_jobs
 from vllm import LLM, SamplingParams
+
+from serve_jobs import answer_jobs
 
 
 def main(folder: str) -> None:
