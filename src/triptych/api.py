@@ -32,8 +32,9 @@ from triptych.plan.serving_short import broken_rules, parse_serving_plan, read_s
 from triptych.plan.toml import load_plan
 from triptych.plan.workload import Workload
 from triptych.search.objective import Objective
+from triptych.search.pins import Pins
 from triptych.search.result import SearchResult
-from triptych.search.search import search
+from triptych.search.search import Question, answer, search
 from triptych.search.serving import ServingQuestion, ServingResult, search_serving
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ __all__ = [
     "train",
 ]
 
+_AUTOMATIC = "triptych.search.automatic"
 _PREPARE = "triptych.train.prepare"
 _PLANNING = "triptych.train.planning"
 _LAUNCH = "triptych.train.launch"
@@ -73,25 +75,27 @@ def find_plan(
     price: float | None = None,
     with_front: bool = False,
     spare: float = MEMORY_SPARE,
+    auto: bool = False,
 ) -> SearchResult:
     """The best legal ways to train a model on a cluster, with prices and reasons.
 
     `fixed` holds settings that every plan keeps, such as `{"tp": "8"}`. `objective` is time,
     memory, gpu-hours or money; `price` is that of a device for an hour. `with_front` adds the
     plans than which none is both faster and smaller. A plan fits if `spare` of its peak is left
-    free, by default the error bar of the memory model.
+    free, by default the error bar of the memory model. `auto` also looks at stages with layers,
+    degrees and devices of their own.
     """
-    workload = Workload(sequence_length=sequence_length, global_batch=global_batch)
-    return search(
-        _model(model),
-        _cluster(cluster),
-        workload,
-        fixed=fixed or {},
-        top=top,
+    question = Question(
+        model=_model(model),
+        cluster=_cluster(cluster),
+        workload=Workload(sequence_length=sequence_length, global_batch=global_batch),
+        pins=Pins.read(fixed or {}),
         objective=Objective(name=objective, price=price),
-        with_front=with_front,
         spare=spare,
     )
+    find = import_module(_AUTOMATIC).answer_automatic if auto else answer
+    found: SearchResult = find(question, top=top, with_front=with_front)
+    return found
 
 
 def predict(

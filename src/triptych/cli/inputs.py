@@ -34,10 +34,13 @@ def read_cluster_option(text: str) -> Cluster:
 def headline(model: Model, cluster: Cluster, workload: Workload) -> tuple[str, dict[str, object]]:
     """What a plan or a price is for, as text and as JSON."""
     count = parameters(model)
-    memory = format_bytes(cluster.device.memory_bytes)
+    devices = " + ".join(
+        f"{group.num_devices} x {group.device.name} of {format_bytes(group.device.memory_bytes)}"
+        for group in cluster.groups
+    )
     lines = [
         f"model     {model.name}: {model.num_layers} layers, {format_count(count)} parameters",
-        f"cluster   {cluster.name}: {cluster.num_devices} x {cluster.device.name} of {memory}",
+        f"cluster   {cluster.name}: {devices}",
         f"step      {workload.global_batch} sequences of {workload.sequence_length} tokens",
     ]
     lines += [f"unreliable: {reason}" for reason in model.unreliable]

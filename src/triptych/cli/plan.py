@@ -39,8 +39,10 @@ from triptych.model.load import load_model
 from triptych.plan.plan import Plan
 from triptych.plan.toml import plan_toml
 from triptych.plan.workload import Workload
+from triptych.report.automatic import automatic_text
 from triptych.report.explain import explanation
 from triptych.report.terminal import plans_table
+from triptych.search.inter.rounds import unsupported
 from triptych.search.objective import Objective
 from triptych.search.pins import Pins
 from triptych.search.result import SearchResult
@@ -56,6 +58,10 @@ T = TypeVar("T")
 FixOption = Annotated[
     list[str] | None,
     typer.Option(metavar="K=V,...", help="Settings that every plan keeps: tp=8,pp=4."),
+]
+AutoOption = Annotated[
+    bool,
+    typer.Option("--auto", help="Stages of their own too; always for clusters of several kinds."),
 ]
 ObjectiveOption = Annotated[
     str, typer.Option(metavar="NAME", help="time, memory, gpu-hours or money.")
@@ -93,6 +99,7 @@ def command(
     seq: SequenceOption = None,
     batch: BatchOption = None,
     fix: FixOption = None,
+    auto: AutoOption = False,
     objective: ObjectiveOption = "time",
     price: PriceOption = None,
     spare: SpareOption = None,
@@ -131,7 +138,7 @@ def command(
     workload = present.workload if present else training_workload(shape, where, seq, batch)
     asked: dict[str, Any] = {"pins": Pins.read(settings), "objective": goal, "spare": part}
     question = Question(model=shape, cluster=where, workload=workload, **asked)
-    result = answer(question, top=top, with_front=front or report is not None)
+    result = _result(question, top, front or report is not None, auto)
     effects = _effects(question, result) if sensitivity or report else ()
     said = _said(model, question, result, effects, out)
     _write_files(question, result, said, out, report)
@@ -157,6 +164,21 @@ def _write_files(
         _write_report(report, question, result, said.document or {})
 
 
+def _result(question: Question, top: int, with_front: bool, auto: bool) -> SearchResult:
+    """The answer, with stages of their own if they are wanted: that loads the solvers."""
+    if not (auto or _wants_stages(question)):
+        return answer(question, top=top, with_front=with_front)
+    from triptych.search.automatic import answer_automatic
+
+    return answer_automatic(question, top=top, with_front=with_front)
+
+
+def _wants_stages(question: Question) -> bool:
+    """True on clusters of several kinds of nodes, unless what is asked leaves stages no choice."""
+    is_mixed = len(question.cluster.groups) > 1
+    return is_mixed and not question.objective.is_memory and not unsupported(question.pins)
+
+
 def _said(
     model: str,
     question: Question,
@@ -172,8 +194,10 @@ def _said(
         return Answer(text="\n\n".join(parts), document=document, exit_code=2)
     best = (result.runnable or result.plans[0]).plan
     command_line = _next_command(model, best, question.cluster, question.workload, out)
-    text = [heading, plans_table(document), explanation(document), *_not_the_first(result)]
-    text.append(f"next:\n  {command_line}")
+    text = [heading, plans_table(document), automatic_text(document), explanation(document)]
+    text += _not_the_first(result)
+    file = "  (PLAN.toml as --out writes it)" if "PLAN.toml" in command_line else ""
+    text.append(f"next:{file}\n  {command_line}")
     return Answer(text="\n\n".join(filter(None, text)), document=document | {"next": command_line})
 
 
@@ -257,7 +281,12 @@ def _not_the_first(result: SearchResult) -> list[str]:
 def _next_command(
     model: str, plan: Plan, cluster: Cluster, workload: Workload, out: Path | None
 ) -> str:
-    """The command that trains under a plan; on several nodes it is given on each of them."""
+    """The command that trains under a plan; on several nodes it is given on each of them.
+
+    Devices of stages have no short form: such a plan goes through a file.
+    """
+    listed = any(stage.devices for stage in plan.stages)
+    text = str(out) if out else "PLAN.toml" if listed else plan.short()
     nodes = sum(group.nodes for group in cluster.groups)
     words = ["triptych"]
     if nodes > 1:
@@ -265,7 +294,7 @@ def _next_command(
             *("torchrun", f"--nnodes={nodes}", f"--nproc-per-node={cluster.devices_per_node}"),
             *("--rdzv-backend=c10d", "--rdzv-endpoint=FIRST_NODE:29500", "-m", "triptych"),
         ]
-    words += ["train", "job.toml", "--plan", str(out) if out else plan.short(), "--set"]
+    words += ["train", "job.toml", "--plan", text, "--set"]
     words += [f"model.path={model}"] if Path(model).exists() else []
     words += [f"data.sequence_length={workload.sequence_length}"]
     return shlex.join([*words, f"train.global_batch={workload.global_batch}"])

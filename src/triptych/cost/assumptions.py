@@ -49,7 +49,7 @@ def _compute(
         traffic = software.eager.traffic
         yield f"eager element-wise kernels move {traffic:g} x the bytes of fused ones"
     if len(cluster.groups) > 1:
-        yield "every rank runs at the pace of the slowest device"
+        yield "a stage runs at the pace of the slowest of its own devices"
     if optimizer == MUON:
         yield "Muon's products run as large ones do; every rank has its share of the matrices"
     if plan.offload != "none":

@@ -9,10 +9,12 @@ from itertools import pairwise
 
 from triptych.cost.memory import Memory, overhead_bytes, rank_memory, state_bytes, work_bytes
 from triptych.cost.pipeline import Moment, Pair, least_peaks
+from triptych.cost.placed import stage_pricers
 from triptych.cost.pricer import Counts, Pricer, StageCost, with_one_table
 from triptych.cost.setting import Setting
 from triptych.cost.shard import copies_of
 from triptych.cost.sharded import sharded_pass
+from triptych.cost.site import Site
 from triptych.cost.software import Footprint
 from triptych.cost.storage import Storage
 from triptych.cost.sync import Axes, Tail, step_tail
@@ -29,6 +31,7 @@ class Frame:
     """Stages with their costs. `settings` has one entry per stage, the same one if uniform."""
 
     pricer: Pricer
+    pricers: tuple[Pricer, ...]  # of each stage: its own nodes, where the cluster is mixed
     stages: tuple[Stage, ...]
     settings: tuple[Setting, ...]
     costs: tuple[StageCost, ...]
@@ -53,8 +56,11 @@ class Frame:
                 )
         settings = tuple([made[s.data, s.tensor, s.context, s.expert] for s in plan.stages])
         count = plan.num_microbatches(pricer.workload.global_batch)
-        shape = (plan.chunks, TRAITS[plan.schedule].is_v_shaped)
-        return cls.build(pricer, plan.stages, settings, *shape, max(1, count))
+        is_v_shaped = TRAITS[plan.schedule].is_v_shaped
+        placed = _placed(len(plan.stages) // plan.chunks, plan.chunks, is_v_shaped)
+        pricers = stage_pricers(pricer, plan.stages, placed)
+        shape = (plan.chunks, is_v_shaped, max(1, count))
+        return cls.build(pricer, plan.stages, settings, *shape, pricers)
 
     @classmethod
     def build(
@@ -65,20 +71,23 @@ class Frame:
         chunks: int,
         is_v_shaped: bool,
         num_microbatches: int,
+        pricers: tuple[Pricer, ...] = (),
     ) -> Frame:
-        """Prices the stages."""
+        """Prices the stages, each with its own of the `pricers`: `pricer` if there are none."""
         last, first = len(stages) - 1, settings[0]
-        if settings.count(first) == len(settings):
+        pricers = pricers or (pricer,) * len(stages)
+        if settings.count(first) == len(settings) and pricers.count(pricer) == len(pricers):
             costs = pricer.costs(stages, first)
         else:
             costs = tuple(
-                pricer.stage(_counts(pricer, s, setting), i == 0, i == last, setting)
-                for i, (s, setting) in enumerate(zip(stages, settings, strict=True))
+                own.stage(_counts(own, s, setting), i == 0, i == last, setting)
+                for i, (own, s, setting) in enumerate(zip(pricers, stages, settings, strict=True))
             )
         if last and (is_v_shaped or chunks == len(stages)):
             costs = with_one_table(costs)
         return cls(
             pricer=pricer,
+            pricers=pricers,
             stages=stages,
             settings=settings,
             costs=costs,
@@ -131,6 +140,9 @@ class Frame:
         """The first pipeline rank of each kind: later ones of a kind need the same or less."""
         return tuple(dict.fromkeys(self.kind_of_rank))
 
+    def _site(self, stage_index: int) -> Site:
+        return self.pricers[stage_index].site(self.settings[stage_index])
+
     @cached_property
     def hop_s(self) -> float:
         """Seconds of the slowest message between neighbouring stages."""
@@ -147,7 +159,7 @@ class Frame:
         group = self.pricer.group(self.num_ranks, max(s.num_devices for s in self.stages))
         return self.pricer.software.message_s + max(
             group.send_s(hop.sent_bytes)
-            + self.pricer.site(self.settings[hop.target]).tensor.gather_s(hop.gathered_bytes)
+            + self._site(hop.target).tensor.gather_s(hop.gathered_bytes)
             for hop in self._hops(self._neighbours)
         )
 
@@ -163,8 +175,8 @@ class Frame:
         if self._is_alike:
             return (0,)
         kinds = [
-            (s.data, s.context, s.tensor, id(setting))
-            for s, setting in zip(self.stages, self.settings, strict=True)
+            (s.data, s.context, s.tensor, id(setting), id(own))
+            for s, setting, own in zip(self.stages, self.settings, self.pricers, strict=True)
         ]
         for index, pair in enumerate(pairwise(kinds)):
             if self.placement[index] != self.placement[index + 1]:
@@ -186,7 +198,7 @@ class Frame:
                 Spread(s.data, s.context, s.tensor, setting.sequence_parallel)
                 for s, setting in zip(stages, settings, strict=True)
             ]
-            sites = [self.pricer.site(setting) for setting in settings]
+            sites = [self._site(index) for index in pair]
             for source, target in ((0, 1), (1, 0)):
                 found = hop(source, target, spreads, settings, sites)
                 yield found._replace(source=start + source, target=start + target)
@@ -194,17 +206,17 @@ class Frame:
     def axes(self, stage_index: int) -> Axes:
         """The groups over which a stage synchronises."""
         stage = self.stages[stage_index]
-        key = (stage.data, stage.context, stage.tensor, stage.expert)
+        pricer = self.pricers[stage_index]
+        key = (stage.data, stage.context, stage.tensor, stage.expert, id(pricer))
         if key not in self._axes:
-            self._axes[key] = self._make_axes(stage)
+            self._axes[key] = self._make_axes(stage, pricer)
         return self._axes[key]
 
     @cached_property
     def _axes(self) -> dict[tuple[int, ...], Axes]:
         return {}
 
-    def _make_axes(self, stage: Stage) -> Axes:
-        pricer = self.pricer
+    def _make_axes(self, stage: Stage, pricer: Pricer) -> Axes:
         ranks = stage.data * stage.context
         copies = max(copies_of(block, stage.tensor) for block in pricer.kinds)
         return Axes(
@@ -212,7 +224,7 @@ class Frame:
             expert_data=pricer.group(max(1, ranks // stage.expert), stage.tensor * stage.expert),
             tensor=pricer.group(stage.tensor, 1),
             copies=pricer.group(copies, 1),
-            tie=pricer.group(2, (self.num_ranks - 1) * stage.num_devices)
+            tie=self.pricer.group(2, (self.num_ranks - 1) * stage.num_devices)
             if self.num_ranks > 1
             else pricer.group(1, 1),
         )
@@ -262,7 +274,7 @@ class Frame:
             return 0.0, 0.0
         cost, stage = self.costs[stage_index], self.stages[stage_index]
         storage = self.storage(storage, stage_index)
-        shards = self.pricer.group(storage.shards, stage.tensor)
+        shards = self.pricers[stage_index].group(storage.shards, stage.tensor)
         exposed = sharded_pass(
             cost.holdings,
             cost.num_units,
@@ -288,7 +300,7 @@ class Frame:
 
     def _stage_tail(self, index: int, storage: Storage) -> Tail:
         cost, setting = self.costs[index], self.settings[index]
-        rates = self.pricer.rates(setting.dtype)
+        rates = self.pricers[index].rates(setting.dtype)
         return step_tail(
             cost.holdings,
             self.storage(storage, index),
@@ -296,7 +308,7 @@ class Frame:
             last_backward_s=cost.backward_s,
             sequence_parallel=setting.sequence_parallel,
             memory_bytes_per_s=rates.memory_bytes_per_s,
-            matrix_flops_per_s=self.pricer.rates("bf16").gemm_flops,
+            matrix_flops_per_s=self.pricers[index].rates("bf16").gemm_flops,
             optimizer=rates.optimizer,
             software=self.pricer.software,
         )
@@ -318,7 +330,7 @@ class Frame:
         the program keeps more for the micro-batches in flight.
         """
         setting, cost, kept = self.settings[rank], self.costs[rank], self.footprint
-        site, is_alone = self.pricer.site(setting), self.num_ranks == 1
+        site, is_alone = self._site(rank), self.num_ranks == 1
         waiting = 0.0 if is_alone else 2 * site.message_bytes(setting)
         if not is_alone and (kept.stage_outputs or kept.more_in_flight):
             in_flight = max(sum(a.in_flight for a in m) for m in self.peaks(schedule)[rank])
@@ -338,12 +350,18 @@ class Frame:
             self.is_cpu,
         )
 
+    def fullest_rank(self, storage: Storage, schedule: str) -> int:
+        """The pipeline rank that needs the largest part of what its devices have."""
+
+        def share(rank: int) -> float:
+            used = self.memory(rank, storage, schedule).total_bytes
+            return used / self.pricers[rank].memory_limit_bytes
+
+        return max(self.distinct, key=share)
+
     def largest_memory(self, storage: Storage, schedule: str) -> Memory:
-        """The memory of the rank that needs most."""
-        return max(
-            (self.memory(rank, storage, schedule) for rank in self.distinct),
-            key=lambda memory: memory.total_bytes,
-        )
+        """The memory of that rank."""
+        return self.memory(self.fullest_rank(storage, schedule), storage, schedule)
 
     def state(self, storage: Storage, ranks: Sequence[int] | None = None) -> list[float]:
         """Bytes of the model's state on some ranks (`distinct`): the part that ZeRO changes."""

@@ -71,20 +71,28 @@ def state_bytes(
     expert = sum(stage.holdings.expert for stage in stages)
     held = float(dense + expert)
     own = dense / storage.shards + expert / storage.expert_shards
-    zero = storage.zero
-    optimizer = (own if zero >= 1 else held) * (storage.optimizer_bytes + footprint.owned_bytes)
-    optimizer -= storage.moment_bytes * _muon_elements(stages, storage)
-    gradient_bytes = storage.gradient_bytes
-    if footprint.narrow_gradients and gradient_bytes > storage.parameter_bytes:
-        gradient_bytes += storage.parameter_bytes
+    weights, gradients, optimizer = kept_bytes(held, own, storage, footprint)
+    if not storage.is_offloaded:
+        optimizer -= storage.moment_bytes * _muon_elements(stages, storage)
     buffers = _gathered_bytes(stages, storage, held)
     if footprint.buckets:
         buffers = _buffer_bytes(stages, storage, held, footprint)
+    return weights, gradients, optimizer, buffers
+
+
+def kept_bytes(
+    held: float, own: float, storage: Storage, footprint: Footprint = TRIPTYCH.footprint
+) -> tuple[float, float, float]:
+    """Weights, gradients and optimizer state of `held` parameters, if ZeRO's share is `own`."""
+    zero = storage.zero
+    optimizer = (own if zero >= 1 else held) * (storage.optimizer_bytes + footprint.owned_bytes)
+    gradient_bytes = storage.gradient_bytes
+    if footprint.narrow_gradients and gradient_bytes > storage.parameter_bytes:
+        gradient_bytes += storage.parameter_bytes
     return (
         (own if zero >= 3 else held) * storage.parameter_bytes,
         (own if storage.reduces_each else held) * gradient_bytes,
         0.0 if storage.is_offloaded else optimizer,
-        buffers,
     )
 
 

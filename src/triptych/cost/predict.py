@@ -53,13 +53,15 @@ class Estimate(NamedTuple):
     time_s: Mapping[str, float]
     half_width: float
     memory: Memory
+    limit_bytes: float  # of that rank's device
     overhead_bytes: tuple[float, float]
 
 
 def estimate(frame: Frame, storage: Storage, priced: Priced, schedule: str) -> Estimate:
     """Simulates a step and finds the largest rank."""
     step = price_step(frame, priced, schedule)
-    memory = frame.largest_memory(storage, schedule)
+    fullest = frame.fullest_rank(storage, schedule)
+    memory = frame.memory(fullest, storage, schedule)
     time_s = _time_terms(frame, storage, step)
     has_experts = frame.pricer.model.experts is not None
     tensors = memory.total_bytes - memory.overhead
@@ -70,6 +72,7 @@ def estimate(frame: Frame, storage: Storage, priced: Priced, schedule: str) -> E
             time_s, frame.settings[0].dtype, has_experts=has_experts, is_cpu=frame.is_cpu
         ),
         memory=memory,
+        limit_bytes=frame.pricers[fullest].memory_limit_bytes,
         overhead_bytes=overhead_bytes(tensors, frame.footprint, frame.is_cpu),
     )
 
@@ -86,10 +89,11 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
     storage = Storage.of(plan)
     priced = Priced.of(frame, storage)
     found = estimate(frame, storage, priced, plan.schedule)
-    step, memory, limit = found.step, found.memory, pricer.memory_limit_bytes
+    step, memory, limit = found.step, found.memory, found.limit_bytes
     rates = pricer.rates(plan.precision.parameter)
     flops = pricer.model_flops
     per_device = flops / plan.world_size / step.total_s
+    peak_flops = mean_peak_flops(frame)
     reasons = tuple(unrunnable(plan, pricer.model))
     is_whole = is_exact(frame, plan.schedule)
     return Prediction(
@@ -98,8 +102,8 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
         step_time_high_s=step.total_s * math.exp(found.half_width),
         tokens_per_s_per_gpu=pricer.workload.tokens / plan.world_size / step.total_s,
         model_tflops_per_gpu=per_device / 1e12,
-        mfu=per_device / rates.peak_flops,
-        hfu=per_device / rates.peak_flops * (1 + recomputed_flops(frame) / flops),
+        mfu=per_device / peak_flops,
+        hfu=per_device / peak_flops * (1 + recomputed_flops(frame) / flops),
         peak_memory_gib=memory.total_bytes / GIB,
         memory_gib=_memory_gib(memory),
         overhead_gib=_overhead_gib(found),
@@ -124,6 +128,13 @@ def predict_with(pricer: Pricer, plan: Plan, *, with_timeline: bool = True) -> P
         plan=plan,
         timeline=predicted_timeline(frame, priced, plan.schedule) if with_timeline else None,
     )
+
+
+def mean_peak_flops(frame: Frame) -> float:
+    """The sheet peak of a device, averaged over those of the plan."""
+    ranks = list(zip(frame.stages, frame.pricers, frame.settings, strict=True))[: frame.num_ranks]
+    peaks = sum(s.num_devices * own.rates(setting.dtype).peak_flops for s, own, setting in ranks)
+    return peaks / sum(stage.num_devices for stage, _, _ in ranks)
 
 
 def recomputed_flops(frame: Frame) -> float:

@@ -7,6 +7,7 @@ the same piece in thousands of plans, so they are kept here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -110,6 +111,7 @@ class Pricer:
         self._layers: dict[tuple[int, Setting], PieceCost] = {}
         self._stages: dict[tuple[Counts, bool, bool, Setting], StageCost] = {}
         self._sites: dict[Setting, Site] = {}
+        self._parts: dict[frozenset[int], Pricer] = {}
         # by identity: the stages are kept with what was found
         self._kinds: dict[tuple[int, int], tuple[tuple[Stage, ...], Alike]] = {}
 
@@ -118,6 +120,16 @@ class Pricer:
         """FLOPs of the model in a step, over all ranks, without what backwards repeat."""
         per_token = training_flops_per_token(self.model, self.workload.sequence_length)
         return per_token * self.workload.tokens
+
+    def on(self, groups: frozenset[int]) -> Pricer:
+        """Prices what runs on some of the cluster's groups of nodes, by index, and nowhere else."""
+        if len(groups) == len(self.cluster.groups):
+            return self
+        if groups not in self._parts:
+            nodes = tuple(self.cluster.groups[index] for index in sorted(groups))
+            part = replace(self.cluster, groups=nodes)
+            self._parts[groups] = Pricer(self.model, part, self.workload, self.software)
+        return self._parts[groups]
 
     # --- what pieces are priced with -----------------------------------------------------------
 

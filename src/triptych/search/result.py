@@ -9,6 +9,8 @@ from typing import Any
 from triptych.cost.prediction import Prediction
 from triptych.plan.plan import Plan
 from triptych.search.closest import Closest
+from triptych.search.decisions import Decision
+from triptych.search.intra.found import Layout
 from triptych.search.objective import HOUR_S, Objective
 from triptych.units import GIB
 
@@ -47,6 +49,29 @@ class FrontPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Automatic:
+    """What a search for stages of their own adds: the best hand-made plan, and how ours differs.
+
+    `layouts` are those of the best plan's operators; `looked_into` counts sets of shared settings.
+    """
+
+    hand_made: Candidate | None  # the best uniform plan; None if none fits
+    decisions: tuple[Decision, ...]
+    layouts: tuple[Layout, ...]
+    looked_into: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison and the layouts."""
+        hand = self.hand_made
+        return {
+            "hand_made": hand.prediction.to_json() if hand else None,
+            "decisions": [decision.to_json() for decision in self.decisions],
+            "layouts": [layout.to_json() for layout in self.layouts],
+            "looked_into": self.looked_into,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The answer of a search.
 
@@ -73,6 +98,7 @@ class SearchResult:
     rejected: Mapping[str, int]
     bounds: Mapping[str, int]
     closest: Closest | None
+    automatic: Automatic | None = None  # if stages of their own were asked for
 
     def to_json(self) -> dict[str, Any]:
         """The JSON document of `triptych plan`."""
@@ -92,6 +118,7 @@ class SearchResult:
             "rejected": dict(self.rejected),
             "bounds": dict(self.bounds),
             "closest": self.closest.to_json() if self.closest else None,
+            "automatic": self.automatic.to_json() if self.automatic else None,
         }
 
     def _with_objective(self, candidate: Candidate) -> dict[str, Any]:

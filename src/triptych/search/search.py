@@ -93,12 +93,12 @@ def answer(
     question: Question, *, top: int = 5, with_front: bool = False, with_closest: bool = True
 ) -> SearchResult:
     """The answer to a question, as `search` gives it; what would fit only if it is asked for."""
-    with _uncollected():
+    with uncollected():
         return _answer(question, top, with_front, with_closest)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """No garbage collection: a search makes many small values, and no cycles."""
     was_on = gc.isenabled()
     gc.disable()
@@ -155,10 +155,11 @@ def _leaders(question: Question, pricer: Pricer, top: int) -> tuple[Space, BestF
 
 def _candidates(question: Question, pricer: Pricer, leaders: list[Option]) -> tuple[Candidate, ...]:
     predictions = [_predict(pricer, option.plan) for option in leaders]
-    return tuple(_candidate(question, prediction, predictions[0]) for prediction in predictions)
+    return tuple(candidate_of(question, prediction, predictions[0]) for prediction in predictions)
 
 
-def _candidate(question: Question, prediction: Prediction, best: Prediction) -> Candidate:
+def candidate_of(question: Question, prediction: Prediction, best: Prediction) -> Candidate:
+    """A prediction with its reason and what it lacks against the best."""
     term, more_s = difference(prediction, best)
     behind = {
         "step_time_s": prediction.step_time_s - best.step_time_s,
@@ -193,7 +194,7 @@ def _runnable(
     best = found.leaders(1)
     if not best:
         return None
-    return _candidate(question, _predict(pricer, best[0].plan), candidates[0].prediction)
+    return candidate_of(question, _predict(pricer, best[0].plan), candidates[0].prediction)
 
 
 def _front(found: BestFirst, leaders: list[Option]) -> tuple[FrontPlan, ...]:

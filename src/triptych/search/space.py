@@ -101,22 +101,24 @@ class Space:
         devices = self.cluster.num_devices
         sizes = divisors(devices)
         tensor = self.pins.choices("tp", [t for t in sizes if self._may_be_tensor(t)])
-        for tp, pp, cp in product(tensor, self.pins.choices("pp", sizes), self._contexts(sizes)):
+        for tp, pp, cp in product(tensor, self.pins.choices("pp", sizes), self.contexts(sizes)):
             dp, rest = divmod(devices, tp * pp * cp)
             if rest or dp not in self.pins.choices("dp", (dp,)):
                 continue
-            for ep in self._experts():
+            for ep in self.experts():
                 yield Degrees(tp, pp, dp, cp, ep)
 
     def _may_be_tensor(self, tensor: int) -> bool:
         return self.across_nodes or tensor <= self.cluster.devices_per_node
 
-    def _contexts(self, sizes: list[int]) -> tuple[int, ...]:
+    def contexts(self, sizes: list[int]) -> tuple[int, ...]:
+        """Context degrees of some sizes: only 1 unless sequences are long."""
         is_long = self.workload.sequence_length >= LONG_SEQUENCE
         tried = [c for c in sizes if c <= MOST_CONTEXT] if is_long else [1]
         return self._allowed("cp", tried)
 
-    def _experts(self) -> tuple[int, ...]:
+    def experts(self) -> tuple[int, ...]:
+        """Expert degrees: powers of two that divide the experts."""
         experts = self.model.experts
         tried = divisors(experts.count) if experts else [1]
         return self._allowed("ep", [e for e in tried if e & (e - 1) == 0])

@@ -245,4 +245,4 @@ def test_a_mixed_cluster_runs_at_the_pace_of_its_slowest_device() -> None:
     where = parse_cluster("1x8xH100-SXM+1x8xA100-80")
     result = search(tiny(), where, work(16), top=1)
     texts = result.plans[0].prediction.assumptions["compute"]
-    assert "every rank runs at the pace of the slowest device" in texts
+    assert "a stage runs at the pace of the slowest of its own devices" in texts

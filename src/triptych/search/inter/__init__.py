@@ -1,0 +1,1 @@
+"""Between stages: which layers run on which submesh, with which degrees."""

@@ -1,0 +1,151 @@
+"""Stages of their own: known layouts come out again, mixed clusters gain, the answer is sound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from search_samples import gpus, tiny, with_memory, work
+
+from triptych.cli.plan import command
+from triptych.cluster.cluster import Cluster
+from triptych.cluster.text import parse_cluster
+from triptych.cost.frame import Frame
+from triptych.cost.predict import predict
+from triptych.cost.pricer import Pricer
+from triptych.errors import PlanError
+from triptych.model.load import load_model
+from triptych.model.model import Experts, Model
+from triptych.plan.plan import Plan
+from triptych.plan.rules import verify
+from triptych.plan.workload import Workload
+from triptych.report.automatic import automatic_text, ranges_text
+from triptych.search.auto import unit_bounds
+from triptych.search.automatic import answer_automatic
+from triptych.search.inter.rounds import submesh_sizes
+from triptych.search.pins import Pins
+from triptych.search.result import SearchResult
+from triptych.search.search import Question
+
+
+def find(model: Model, where: Cluster, asked: Workload, **fixed: str) -> SearchResult:
+    question = Question(model=model, cluster=where, workload=asked, pins=Pins.read(fixed))
+    return answer_automatic(question, top=3)
+
+
+@cache
+def few_layers(name: str, layers: int) -> Model:
+    model = load_model(name)
+    return replace(model, blocks=model.blocks[-layers:])
+
+
+PAIRS = {  # model, layers, cluster, sequence, batch -> what the plan has
+    "a small model: data": ("smollm2-135m", 4, "1x8xH100-SXM", 2048, 64, "data"),
+    "a small model of GPT's": ("gpt-2", 4, "1x8xA100-80", 1024, 64, "data"),
+    "a small model on two nodes": ("smollm2-360m", 4, "2x8xH100-SXM", 2048, 128, "data"),
+    "one sequence a node": ("llama-3.1-70b", 4, "1x8xH100-SXM", 4096, 1, "megatron"),
+    "two sequences of a wide model": ("llama-3.1-405b", 2, "1x8xH100-SXM", 4096, 1, "megatron"),
+    "long and wide on A100": ("llama-2-70b", 4, "1x8xA100-80", 4096, 1, "megatron"),
+    "experts": ("mixtral-8x7b-v0.1", 4, "1x8xH100-SXM", 4096, 64, "experts"),
+    "many experts": ("qwen3-235b-a22b", 3, "1x8xH100-SXM", 4096, 64, "experts"),
+    "experts on two nodes": ("mixtral-8x7b-v0.1", 6, "2x8xH100-SXM", 4096, 64, "experts"),
+    "memory is short": ("llama-2-7b", 16, "1x8xA100-40", 2048, 64, "zero"),
+    "memory is short on V100": ("gpt-3-6.7b", 12, "1x8xV100-32", 1024, 64, "zero"),
+    "memory is very short": ("llama-3.1-8b", 16, "1x8xA100-40", 2048, 64, "zero"),
+}
+
+
+def _traits(plan: Plan) -> set[str]:
+    """What kinds of parallelism a plan is made of."""
+    stages = plan.stages
+    found = set()
+    if all(s.tensor == s.context == s.expert == 1 for s in stages) and plan.pp == 1:
+        found.add("data")
+    if plan.sequence_parallel and all(s.tensor == 8 for s in stages):
+        found.add("megatron")
+    if all(s.expert > 1 for s in stages):
+        found.add("experts")
+    if plan.zero and any(s.data > 1 for s in stages):
+        found.add("zero")
+    return found
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_known_layouts_are_found_again(name: str) -> None:
+    model, layers, where, length, batch, kind = PAIRS[name]
+    asked = Workload(sequence_length=length, global_batch=batch)
+    plan = find(few_layers(model, layers), parse_cluster(where), asked).plans[0].plan
+    assert kind in _traits(plan), plan.short()
+    if kind == "zero":
+        whole = predict(few_layers(model, layers), parse_cluster(where), asked, plan.with_(zero=0))
+        assert not whole.fits
+
+
+MIXED = ("1x4xA100-80+1x4xV100-32", "1x2xH100-SXM+1x2xA100-80")
+
+
+@pytest.mark.parametrize("where", MIXED)
+def test_on_mixed_clusters_the_faster_devices_have_more_layers(where: str) -> None:
+    model, cluster, asked = few_layers("llama-2-7b", 6), parse_cluster(where), work(16, 1024)
+    result = find(model, cluster, asked)
+    best = result.plans[0]
+    assert best.prediction.fits and not verify(best.plan, model, cluster, asked)
+    assert best.prediction.runnable
+    hand = result.automatic.hand_made if result.automatic else None
+    assert hand and best.prediction.step_time_s < hand.prediction.step_time_s
+    frame = Frame.of(Pricer(model, cluster, asked), best.plan)
+    layers = dict.fromkeys((0, 1), 0)
+    for stage, own in zip(frame.stages, frame.pricers, strict=True):
+        layers[cluster.groups.index(own.cluster.groups[0])] += stage.num_layers
+    assert layers[0] > layers[1] > 0
+
+
+def test_the_answer_is_never_slower_than_uniform_plans_and_says_what_decisions_save() -> None:
+    model, where = tiny(layers=7, vocab=200_003), with_memory(gpus(1, 4), 2.2e9)
+    result = find(model, where, work(16))
+    assert result.automatic is not None and result.automatic.hand_made is not None
+    best, hand = result.plans[0].prediction, result.automatic.hand_made.prediction
+    assert best.step_time_s <= hand.step_time_s
+    for one in result.automatic.decisions:
+        assert one.value != one.instead or one.name == "microbatch"
+        assert (one.saved_s is None) == bool(one.reason)
+    assert result.automatic.layouts
+    text = automatic_text(result.to_json())
+    assert "stages of plan 1" in text and "operators" in text
+
+
+def test_settings_that_are_fixed_are_kept_and_those_that_leave_nothing_are_refused() -> None:
+    plan = find(tiny(), gpus(1, 4), work(), tp="2", zero="1").plans[0].plan
+    assert {stage.tensor for stage in plan.stages} == {2} and plan.zero == 1
+    with pytest.raises(PlanError, match="pp, layers"):
+        find(tiny(), gpus(1, 4), work(), pp="2", layers="3+3")
+
+
+def test_submeshes_tile_nodes_and_layers_are_clustered() -> None:
+    assert submesh_sizes(3, 8) == [1, 2, 4, 8, 16, 24]
+    assert submesh_sizes(2, 6) == [1, 6, 12]
+    few, many = tiny(layers=5), tiny(layers=100)
+    assert unit_bounds(Pricer(few, gpus(1, 4), work())) == (0, 1, 2, 3, 4, 5)
+    bounds = unit_bounds(Pricer(many, gpus(1, 4), work()))
+    assert len(bounds) == 49 and bounds[-1] == 100
+    assert {b - a for a, b in pairwise(bounds)} == {2, 3}
+    assert ranges_text((0, 1, 2, 5, 7, 8)) == "0-2, 5, 7-8"
+
+
+def test_experts_with_shared_ones_have_layouts() -> None:
+    experts = Experts(count=8, top_k=2, width=256, shared_width=128)
+    result = find(tiny(experts=experts, layers=3), gpus(1, 2), work())
+    assert result.automatic is not None
+    names = {name for layout in result.automatic.layouts for name, _ in layout.operators}
+    assert not result.automatic.layouts[0].axes or {"router", "shared_up"} <= names
+
+
+def test_the_command_takes_auto_and_mixed_clusters_need_not_ask() -> None:
+    options = {"seq": 512, "batch": 16, "top": 2}
+    said = command("gpt-2", "1x1xA100-80+1x1xV100-32", **options)
+    assert said.document is not None and said.document["automatic"] is not None
+    assert "stages of plan 1" in (said.text or "")
+    plain = command("gpt-2", "1x2xA100-80", **options)
+    assert plain.document is not None and plain.document["automatic"] is None
