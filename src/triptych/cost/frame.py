@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 
 from triptych.cost.memory import Memory, overhead_bytes, rank_memory, state_bytes, work_bytes
 from triptych.cost.pipeline import Moment, Pair, least_peaks
-from triptych.cost.placed import stage_pricers
+from triptych.cost.placed import axes_of, placed, stage_pricers
 from triptych.cost.pricer import Counts, Pricer, StageCost, with_one_table
 from triptych.cost.setting import Setting
-from triptych.cost.shard import copies_of
 from triptych.cost.sharded import sharded_pass
 from triptych.cost.site import Site
 from triptych.cost.software import Footprint
@@ -57,8 +56,8 @@ class Frame:
         settings = tuple([made[s.data, s.tensor, s.context, s.expert] for s in plan.stages])
         count = plan.num_microbatches(pricer.workload.global_batch)
         is_v_shaped = TRAITS[plan.schedule].is_v_shaped
-        placed = _placed(len(plan.stages) // plan.chunks, plan.chunks, is_v_shaped)
-        pricers = stage_pricers(pricer, plan.stages, placed)
+        where = placed(len(plan.stages) // plan.chunks, plan.chunks, is_v_shaped)
+        pricers = stage_pricers(pricer, plan.stages, where)
         shape = (plan.chunks, is_v_shaped, max(1, count))
         return cls.build(pricer, plan.stages, settings, *shape, pricers)
 
@@ -112,7 +111,7 @@ class Frame:
     @property
     def placement(self) -> tuple[int, ...]:
         """The pipeline rank of each stage."""
-        return _placed(self.num_ranks, self.chunks, self.is_v_shaped)
+        return placed(self.num_ranks, self.chunks, self.is_v_shaped)
 
     def program(self, schedule: str, num_microbatches: int) -> Program:
         """The schedule's program for these stages."""
@@ -209,25 +208,12 @@ class Frame:
         pricer = self.pricers[stage_index]
         key = (stage.data, stage.context, stage.tensor, stage.expert, id(pricer))
         if key not in self._axes:
-            self._axes[key] = self._make_axes(stage, pricer)
+            self._axes[key] = axes_of(self.pricer, pricer, stage, self.num_ranks)
         return self._axes[key]
 
     @cached_property
     def _axes(self) -> dict[tuple[int, ...], Axes]:
         return {}
-
-    def _make_axes(self, stage: Stage, pricer: Pricer) -> Axes:
-        ranks = stage.data * stage.context
-        copies = max(copies_of(block, stage.tensor) for block in pricer.kinds)
-        return Axes(
-            data=pricer.group(ranks, stage.tensor),
-            expert_data=pricer.group(max(1, ranks // stage.expert), stage.tensor * stage.expert),
-            tensor=pricer.group(stage.tensor, 1),
-            copies=pricer.group(copies, 1),
-            tie=self.pricer.group(2, (self.num_ranks - 1) * stage.num_devices)
-            if self.num_ranks > 1
-            else pricer.group(1, 1),
-        )
 
     # --- costs under a ZeRO stage ----------------------------------------------------------------
 
@@ -407,10 +393,3 @@ class Frame:
 
 def _counts(pricer: Pricer, stage: Stage, setting: Setting) -> Counts:
     return pricer.counts(stage.start, stage.stop, setting.recompute_every)
-
-
-@lru_cache(maxsize=4096)
-def _placed(num_ranks: int, chunks: int, is_v_shaped: bool) -> tuple[int, ...]:
-    """The pipeline rank of each stage: loops, or a V."""
-    loop = tuple(range(num_ranks))
-    return loop + loop[::-1] if is_v_shaped else loop * chunks

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from triptych.cluster.cluster import Cluster
 from triptych.cost.pricer import Pricer
+from triptych.cost.shard import copies_of
+from triptych.cost.sync import Axes
 from triptych.plan.plan import Stage
 
 
@@ -34,3 +37,24 @@ def group_of(cluster: Cluster, rank: int) -> int:
             return index
         rank -= group.num_devices
     return len(cluster.groups) - 1
+
+
+@lru_cache(maxsize=4096)
+def placed(num_ranks: int, chunks: int, is_v_shaped: bool) -> tuple[int, ...]:
+    """The pipeline rank of each stage: loops, or a V."""
+    loop = tuple(range(num_ranks))
+    return loop + loop[::-1] if is_v_shaped else loop * chunks
+
+
+def axes_of(whole: Pricer, own: Pricer, stage: Stage, num_ranks: int) -> Axes:
+    """The groups over which a stage on its own nodes synchronises; the tie is between ends."""
+    ranks = stage.data * stage.context
+    copies = max(copies_of(block, stage.tensor) for block in own.kinds)
+    is_alone = num_ranks == 1
+    return Axes(
+        data=own.group(ranks, stage.tensor),
+        expert_data=own.group(max(1, ranks // stage.expert), stage.tensor * stage.expert),
+        tensor=own.group(stage.tensor, 1),
+        copies=own.group(copies, 1),
+        tie=own.group(1, 1) if is_alone else whole.group(2, (num_ranks - 1) * stage.num_devices),
+    )
