@@ -116,7 +116,7 @@ def test_the_best_layout_is_no_slower_than_those_with_names(
 
 @pytest.mark.parametrize("degrees", [{"dp": 4}, {"tp": 4, "sp": 1}, {"tp": 4}, {"dp": 2, "tp": 2}])
 def test_a_plan_in_the_programme_costs_what_the_cost_model_says(degrees: dict[str, int]) -> None:
-    """All but what the programme leaves out: the host, and gradients that a backward hides."""
+    """All but the host, and gradients that a backward hides; compiled layers hide nothing else."""
     model, cluster, asked = (
         tiny(hidden=4096, heads=32, kv_heads=8, head_dim=128, width=14336),
         gpus(1, 4, memory_bytes=400e9),
@@ -125,7 +125,12 @@ def test_a_plan_in_the_programme_costs_what_the_cost_model_says(degrees: dict[st
     parallel = bool(degrees.get("sp"))
     sizes = {key: size for key, size in degrees.items() if key != "sp"}
     plan = Plan.uniform(
-        6, microbatch=2, precision=Precision.mixed(), sequence_parallel=parallel, **sizes
+        6,
+        microbatch=2,
+        compile=True,
+        precision=Precision.mixed(),
+        sequence_parallel=parallel,
+        **sizes,
     )
     pricer = Pricer(model, cluster, asked)
     frame, axes = Frame.of(pricer, plan), stage_axes(plan, plan.stages[0])
