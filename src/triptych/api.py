@@ -59,6 +59,7 @@ _PREPARE = "triptych.train.prepare"
 _PLANNING = "triptych.train.planning"
 _LAUNCH = "triptych.train.launch"
 _MEETING = "triptych.train.meeting"
+_STOP = "triptych.train.stop"
 _WORKER = "triptych.train.worker"
 _ENVIRONMENT = "triptych.train.environment"
 
@@ -168,7 +169,8 @@ class TrainResult:
     step: int
     loss: float | None  # of the last step; None if the run was complete before
     eval_loss: float | None
-    checkpoint: Path | None  # the last one written in this launch
+    checkpoint: Path | None  # the newest one
+    stopped_by: str | None = None  # the signal that ended it before its last step
 
 
 def train(
@@ -198,7 +200,7 @@ def _train_here(job: Job, say: Callable[[str], None]) -> TrainResult:
         summary: Summary = import_module(_LAUNCH).launch(
             _written(draft),
             draft.choice.plan.world_size,
-            Path(job.checkpoint.folder or ""),
+            job,
             on_gpu=draft.is_on_gpu,
         )
     return _result(draft, summary)
@@ -214,10 +216,12 @@ def _train_as_rank(job: Job, place: Place, say: Callable[[str], None]) -> TrainR
 
     import_module(_ENVIRONMENT).export(place)
     meeting = import_module(_MEETING)
-    store = meeting.meet()
+    store = meeting.meet(place)
     with ExitStack() as refusal:
         run: RunFolder = meeting.prepared(store, place.rank, make_ready)
         summary: Summary = import_module(_WORKER).run_as_rank(run, place, store)
+    if not drafts and summary.stopped_by is not None:
+        raise SystemExit(import_module(_STOP).EXIT_CODE)
     return _result(drafts[0], summary) if drafts else None
 
 
@@ -236,6 +240,7 @@ def _result(draft: Draft, summary: Summary) -> TrainResult:
         loss=summary.loss,
         eval_loss=summary.eval_loss,
         checkpoint=summary.checkpoint,
+        stopped_by=summary.stopped_by,
     )
 
 

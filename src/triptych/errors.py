@@ -10,6 +10,7 @@ TriptychError
 │   ├── DataError         a data set that cannot be trained on
 │   └── CheckpointError   a checkpoint that is incomplete, damaged or of another model
 └── RunError              a run that had started and failed (exit code 1)
+    └── StorageError      what could not be written to a disk; nothing else is lost by it
 """
 
 from __future__ import annotations
@@ -86,6 +87,10 @@ class CheckpointError(InputError):
 
 class RunError(TriptychError):
     """A run that had started and failed."""
+
+
+class StorageError(RunError):
+    """A file system that failed or was full: what was there before is as it was."""
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:

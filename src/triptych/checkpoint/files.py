@@ -14,10 +14,10 @@ _CHUNK_BYTES = 16 * 1024 * 1024
 
 
 class SyncedFile:
-    """A new file that is on the disk when the `with` block ends well; counts bytes and crc32."""
+    """A file, written anew and on the disk when its `with` block ends well; counts bytes, crc32."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("xb")
+        self._file = path.open("wb")
         self._bytes = 0
         self._crc = 0
 
@@ -53,7 +53,7 @@ class SyncedFile:
 
 
 def write_bytes(path: Path, data: bytes) -> FileInfo:
-    """Writes a new file, synced."""
+    """Writes a file anew, synced."""
     with SyncedFile(path) as file:
         file.write(data)
     return file.info

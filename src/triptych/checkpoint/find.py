@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -26,15 +26,18 @@ def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def newest_intact(
-    folder: Path, group: dist.ProcessGroup | None = None
+    folder: Path,
+    group: dist.ProcessGroup | None = None,
+    kinds: Collection[str] | None = None,
 ) -> tuple[Path | None, list[str]]:
     """As `newest_complete`, but a checkpoint with a wrong checksum is skipped too: for resuming.
 
     Collective over `group`: the ranks share the reading of the files, and agree on the result.
+    Files that hold no tensor of `kinds`, if given, may be missing or damaged.
     """
     ranks = Ranks(group)
     paths, warnings = ranks.on_first(lambda: _candidates(folder))
-    return _search(paths, warnings, partial(_damaged, ranks=ranks))
+    return _search(paths, warnings, partial(_damaged, ranks=ranks, kinds=kinds))
 
 
 def resolve(path: Path) -> tuple[Path, list[str]]:
@@ -85,15 +88,15 @@ def _search(
     return None, warnings
 
 
-def _incomplete(path: Path) -> list[str]:
-    fault = names.fault(path)
+def _incomplete(path: Path, kinds: Collection[str] | None = None) -> list[str]:
+    fault = names.fault(path, kinds)
     return [] if fault is None else [fault]
 
 
-def _damaged(path: Path, ranks: Ranks) -> list[str]:
-    faults = ranks.on_first(lambda: _incomplete(path))
+def _damaged(path: Path, ranks: Ranks, kinds: Collection[str] | None) -> list[str]:
+    faults = ranks.on_first(lambda: _incomplete(path, kinds))
     if faults:
         return faults
-    index = names.read_index(path)
+    index = names.read_index(path, kinds)
     found = ranks.everywhere(lambda: names.damaged_files(path, index, ranks.rank, ranks.size))
     return ranks.on_first(lambda: [fault for faults in found for fault in faults])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ INDEX = "index.json"
 STATE = "state.json"
 MARK = "complete.json"
 
+_STATE_FILE = ".optimizer.safetensors"
+
 _FINAL = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"step-\d{8,}\.tmp-[0-9a-f]+")
 
@@ -30,9 +33,14 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def rank_file(rank: int) -> str:
-    """`rank-00003.safetensors`."""
-    return f"rank-{rank:05d}.safetensors"
+def step_of(checkpoint: Path) -> int:
+    """The step of a checkpoint, from its name."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def rank_file(rank: int, kind: str = "weight") -> str:
+    """`rank-00003.safetensors` for weights, `rank-00003.optimizer.safetensors` for all else."""
+    return f"rank-{rank:05d}.safetensors" if kind == "weight" else f"rank-{rank:05d}{_STATE_FILE}"
 
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -56,8 +64,11 @@ def mark_text(step: int, index: FileInfo) -> str:
     return json.dumps(document, indent=1)
 
 
-def read_index(checkpoint: Path) -> Index:
-    """The index of a checkpoint; raises CheckpointError unless mark and index are intact."""
+def read_index(checkpoint: Path, kinds: Collection[str] | None = None) -> Index:
+    """The index of a checkpoint, of some kinds of tensors or all.
+
+    Raises CheckpointError unless mark and index are intact.
+    """
     mark = read_json(checkpoint / MARK)
     try:
         info = FileInfo(int(mark["index"]["bytes"]), str(mark["index"]["crc32"]))
@@ -66,7 +77,8 @@ def read_index(checkpoint: Path) -> Index:
     fault = file_fault(checkpoint / INDEX, info, contents=True)
     if fault is not None:
         raise CheckpointError(f"{checkpoint}: {fault}")
-    return parse_index(_read_text(checkpoint / INDEX), str(checkpoint / INDEX))
+    index = parse_index(_read_text(checkpoint / INDEX), str(checkpoint / INDEX))
+    return index if kinds is None else index.only(kinds)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -83,14 +95,14 @@ def _read_text(path: Path) -> str:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def fault(checkpoint: Path) -> str | None:
-    """Why a checkpoint is not complete (naming the file), or None.
+def fault(checkpoint: Path, kinds: Collection[str] | None = None) -> str | None:
+    """Why a checkpoint is not complete (naming the file), or None; as far as it holds `kinds`.
 
     Checks the mark, the index, presence and size of every file, and the contents of all but the
     tensor files (`damaged_files` reads those).
     """
     try:
-        index = read_index(checkpoint)
+        index = read_index(checkpoint, kinds)
     except CheckpointError as error:
         return error.problems[0].what
     for name, info in index.files.items():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from triptych.errors import CheckpointError, Problem
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What one rank has written: its file, and the boxes in it."""
+    """A file that a rank has written, and the boxes in it."""
 
     file: str
     info: FileInfo
@@ -89,6 +89,18 @@ class Index:
             parts=dict(grouped),
             files=dict(files),
             places=dict(places or {}),
+        )
+
+    def only(self, kinds: Collection[str]) -> Index:
+        """The same with tensors of some kinds, and without the files that hold none of them."""
+        parts = {found: rows for found, rows in self.parts.items() if found[0] in kinds}
+        used = {part.file for rows in parts.values() for part in rows}
+        unused = {part.file for rows in self.parts.values() for part in rows} - used
+        return replace(
+            self,
+            tensors={found: t for found, t in self.tensors.items() if found[0] in kinds},
+            parts=parts,
+            files={name: info for name, info in self.files.items() if name not in unused},
         )
 
     def kinds(self) -> set[str]:

@@ -36,6 +36,7 @@ def load(
     group: dist.ProcessGroup | None = None,
     *,
     verify: bool = True,
+    kinds: Collection[str] | None = None,
 ) -> None:
     """Every shard's tensor has the stored values, converted to its dtype.
 
@@ -46,7 +47,9 @@ def load(
         checkpoint: the folder of one checkpoint.
         shards: all that this rank wants (weights alone for inference).
         group: the ranks that load together.
-        verify: compare the checksums of all files first; the ranks share the reading.
+        verify: compare the checksums of the files first; the ranks share the reading.
+        kinds: read tensors of these kinds only, from the files that hold them; the others may be
+            gone. None: of all kinds.
 
     Raises:
         CheckpointError: files missing or damaged; tensors missing, unknown or of another shape, all
@@ -54,7 +57,7 @@ def load(
 
     """
     ranks = Ranks(group)
-    index = ranks.on_first(lambda: complete_index(checkpoint))
+    index = ranks.on_first(lambda: complete_index(checkpoint, kinds))
     if verify:
         found = ranks.everywhere(
             lambda: names.damaged_files(checkpoint, index, ranks.rank, ranks.size)
@@ -68,12 +71,15 @@ def state(checkpoint: Path) -> dict[str, Any]:
     return names.read_json(checkpoint / names.STATE)
 
 
-def complete_index(checkpoint: Path) -> Index:
-    """The index of a complete checkpoint; raises CheckpointError naming the file at fault."""
-    fault = names.fault(checkpoint)
+def complete_index(checkpoint: Path, kinds: Collection[str] | None = None) -> Index:
+    """The index of a checkpoint that is complete, as far as it holds `kinds`.
+
+    Raises CheckpointError naming the file at fault.
+    """
+    fault = names.fault(checkpoint, kinds)
     if fault is not None:
         raise CheckpointError(fault)
-    return names.read_index(checkpoint)
+    return names.read_index(checkpoint, kinds)
 
 
 def require_undamaged(faults: Sequence[str]) -> None:

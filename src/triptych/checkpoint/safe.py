@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 def write_safetensors(
     path: Path, entries: Iterable[Entry], metadata: Mapping[str, str]
 ) -> FileInfo:
-    """Writes a new safetensors file, synced; one tensor is in memory (twice) at a time."""
+    """Writes a safetensors file anew, synced; one tensor is in memory (twice) at a time."""
     ordered = sorted(entries, key=lambda e: -TORCH_DTYPES[e.dtype].itemsize)  # all data aligned
     with SyncedFile(path) as file:
         file.write(_header(ordered, metadata))

@@ -12,7 +12,14 @@ from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 
-from triptych.errors import CheckpointError, InputError, Problem, RunError, TriptychError
+from triptych.errors import (
+    CheckpointError,
+    InputError,
+    Problem,
+    RunError,
+    StorageError,
+    TriptychError,
+)
 
 T = TypeVar("T")
 
@@ -21,21 +28,26 @@ T = TypeVar("T")
 class _Failure:
     """An error that can travel: exceptions with arguments of their own do not pickle."""
 
-    is_input: bool
+    kind: type[TriptychError]  # of _KINDS
     problems: tuple[Problem, ...]
 
     @classmethod
     def of(cls, error: Exception) -> _Failure:
         if isinstance(error, InputError):
-            return cls(True, error.problems)
+            return cls(CheckpointError, error.problems)
         if isinstance(error, TriptychError):
-            return cls(False, (Problem(str(error)),))
-        return cls(False, (Problem(f"{type(error).__name__}: {error}"),))
+            kind = StorageError if isinstance(error, StorageError) else RunError
+            return cls(kind, (Problem(str(error)),))
+        return cls(RunError, (Problem(f"{type(error).__name__}: {error}"),))
 
     def error(self) -> TriptychError:
-        if self.is_input:
+        if self.kind is CheckpointError:
             return CheckpointError(self.problems)
-        return RunError("\n".join(str(problem) for problem in self.problems))
+        return self.kind("\n".join(str(problem) for problem in self.problems))
+
+
+_KINDS = (RunError, StorageError, CheckpointError)
+"""From the worst to the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +63,13 @@ def _attempt(work: Callable[[], T]) -> tuple[_Result[T] | _Failure, Exception | 
 
 
 def _first_failure(outcomes: Sequence[object]) -> _Failure | None:
-    """All failures as one, each problem once; a run error outranks bad input."""
+    """All failures of the worst kind as one, each problem once."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, _Failure)]
     if not failures:
         return None
-    is_input = all(failure.is_input for failure in failures)
-    problems = dict.fromkeys(p for f in failures if f.is_input == is_input for p in f.problems)
-    return _Failure(is_input, tuple(problems))
+    worst = min((failure.kind for failure in failures), key=_KINDS.index)
+    problems = dict.fromkeys(p for f in failures if f.kind is worst for p in f.problems)
+    return _Failure(worst, tuple(problems))
 
 
 class Ranks:
@@ -72,7 +84,7 @@ class Ranks:
     def everywhere(self, work: Callable[[], T]) -> list[T]:
         """Runs `work` on every rank; rank 0 gets all results, the others an empty list.
 
-        If it fails on any rank, every rank raises the same CheckpointError or RunError.
+        If it fails on any rank, all raise the same CheckpointError, RunError or StorageError.
         """
         outcome, cause = _attempt(work)
         outcomes = self._gather(outcome)

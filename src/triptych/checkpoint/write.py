@@ -7,15 +7,17 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from triptych.checkpoint import folder as names
+from triptych.checkpoint.attempts import Attempts, not_written
 from triptych.checkpoint.files import sync_folder, write_bytes
 from triptych.checkpoint.index import (
     SCHEMA_VERSION,
@@ -31,11 +33,8 @@ from triptych.checkpoint.safe import Entry, dtype_word, write_safetensors
 from triptych.checkpoint.together import Ranks
 from triptych.errors import RunError
 from triptych.runtime.shard import Shard
-from triptych.units import format_bytes
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def save(
@@ -48,6 +47,7 @@ def save(
     files: Mapping[str, bytes] | None = None,
     keep_last: int | None = None,
     protect: Collection[int] = (),
+    retries: int = 0,
 ) -> Path:
     """A complete checkpoint of `step` is in `folder`, durable, under the returned path.
 
@@ -63,28 +63,28 @@ def save(
         files: more files by name, from rank 0: the model's config.json, tokenizer files.
         keep_last: older checkpoints beyond this many are removed; None keeps all.
         protect: steps that are never removed (the best one).
+        retries: how often more than once work is tried that the file system failed.
 
     Raises:
-        RunError: a file could not be written (with needed and free bytes); on all ranks alike,
+        StorageError: a file could not be written (with needed and free bytes); on all ranks alike,
             nothing is left behind and older checkpoints are as they were.
         CheckpointError: the saved shards do not cover each tensor exactly once.
+        RunError: anything else that failed on a rank; on all ranks alike.
 
     """
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}; the newest checkpoint is always kept")
     ranks = Ranks(group)
-    sizes = ranks.everywhere(lambda: sum(shard.tensor.nbytes for shard in shards if shard.saved))
-    extra = sum(map(len, (files or {}).values()))
-    needed_bytes = ranks.on_first(lambda: sum(sizes) + extra)
-    temporary = ranks.on_first(lambda: _begin(folder, step, needed_bytes))
+    needed_bytes = total_bytes(shards, ranks) + sum(map(len, (files or {}).values()))
+    tried = Attempts(folder=folder, needed_bytes=needed_bytes, retries=retries)
+    temporary = ranks.on_first(lambda: tried(lambda: _begin(folder, step, needed_bytes)))
     try:
-        with_room = partial(_with_room, folder, needed_bytes)
-        stored = ranks.everywhere(
-            lambda: with_room(lambda: write_shards(temporary, ranks.rank, shards))
+        written = ranks.everywhere(
+            lambda: tried(lambda: write_shards(temporary, ranks.rank, shards))
         )
-        final = ranks.on_first(
-            lambda: with_room(lambda: finish(temporary, step, stored, state, files or {}))
-        )
+        stored = list(chain.from_iterable(written))
+        ranks.on_first(lambda: tried(lambda: finish(temporary, step, stored, state, files or {})))
+        final = ranks.on_first(lambda: tried(lambda: publish(temporary, step)))
     except BaseException:
         if ranks.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -94,62 +94,44 @@ def save(
     return final
 
 
+def total_bytes(shards: Sequence[Shard], ranks: Ranks) -> int:
+    """Bytes of the tensors that all ranks save together; collective, right on rank 0."""
+    return sum(ranks.everywhere(lambda: sum(s.tensor.nbytes for s in shards if s.saved)))
+
+
 def _begin(folder: Path, step: int, needed_bytes: int) -> Path:
     """A new temporary folder, if there is room; removes those of interrupted saves."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in names.unfinished(folder):
-            _log.warning("removing %s, left by an interrupted save", path)
-            shutil.rmtree(path, ignore_errors=True)
-        free_bytes = shutil.disk_usage(folder).free
-        if needed_bytes > free_bytes:
-            raise _no_room(folder, needed_bytes, "it does not fit on the disk")
-        temporary = folder / f"{names.step_name(step)}.tmp-{secrets.token_hex(4)}"
-        temporary.mkdir()
-    except OSError as error:
-        raise _no_room(folder, needed_bytes, str(error)) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in names.unfinished(folder):
+        _log.warning("removing %s, left by an interrupted save", path)
+        shutil.rmtree(path, ignore_errors=True)
+    if needed_bytes > shutil.disk_usage(folder).free:
+        raise not_written(folder, needed_bytes, "it does not fit on the disk")
+    temporary = folder / f"{names.step_name(step)}.tmp-{secrets.token_hex(4)}"
+    temporary.mkdir()
     return temporary
 
 
-def _with_room(folder: Path, needed_bytes: int, work: Callable[[], T]) -> T:
-    """Does `work`; an error of the file system becomes a RunError with needed and free bytes."""
-    try:
-        return work()
-    except OSError as error:
-        raise _no_room(folder, needed_bytes, str(error)) from error
-
-
-def _no_room(folder: Path, needed_bytes: int, why: str) -> RunError:
-    try:
-        free_bytes = shutil.disk_usage(folder).free
-    except OSError:
-        free_bytes = 0
-    return RunError(
-        f"the checkpoint could not be written to {folder}: {why}\n"
-        f"    needed: {needed_bytes} bytes ({format_bytes(needed_bytes)}), "
-        f"free: {free_bytes} bytes ({format_bytes(free_bytes)})\n"
-        "    works: free some space, keep fewer checkpoints, or use another folder; "
-        "earlier checkpoints are untouched"
-    )
-
-
-def write_shards(temporary: Path, rank: int, shards: Sequence[Shard]) -> Stored:
-    """Writes the file of one rank; what is in it."""
+def write_shards(temporary: Path, rank: int, shards: Sequence[Shard]) -> list[Stored]:
+    """Writes the files of one rank, weights apart from what optimizers keep; what is in them."""
     temporary.mkdir(exist_ok=True)  # a shared file system may show rank 0's folder late
-    file = names.rank_file(rank)
-    tensors = {}
-    parts = []
-    entries = []
+    by_file: dict[str, list[Shard]] = {}
     for shard in shards:
-        if not shard.saved:
-            continue
+        if shard.saved:
+            by_file.setdefault(names.rank_file(rank, shard.kind), []).append(shard)
+    return [_write_file(temporary / file, found) for file, found in by_file.items()]
+
+
+def _write_file(path: Path, shards: Sequence[Shard]) -> Stored:
+    tensors, parts, entries = {}, [], []
+    for shard in shards:
         dtype = dtype_word(shard.tensor.dtype)
         key = part_key(shard.kind, shard.name, shard.box)
         tensors[shard.kind, shard.name] = Logical(tuple(shard.shape), dtype)
-        parts.append(Part(file, key, shard.kind, shard.name, shard.box))
+        parts.append(Part(path.name, key, shard.kind, shard.name, shard.box))
         entries.append(Entry(key, tuple(shard.tensor.shape), dtype, partial(_live, shard)))
-    info = write_safetensors(temporary / file, entries, {"format": "pt"})
-    return Stored(file, info, tensors, parts)
+    info = write_safetensors(path, entries, {"format": "pt"})
+    return Stored(path.name, info, tensors, parts)
 
 
 def _live(shard: Shard) -> torch.Tensor:
@@ -162,8 +144,8 @@ def finish(
     stored: Sequence[Stored],
     state: Mapping[str, Any],
     files: Mapping[str, bytes],
-) -> Path:
-    """Checks that all is there, writes index, state and mark, and gives the folder its name."""
+) -> None:
+    """Checks that all is there, then writes state, index and, last of all, the mark."""
     content = {**state, "schema_version": SCHEMA_VERSION, "step": step}
     text = json.dumps(content, indent=1)
     written = {
@@ -171,13 +153,12 @@ def finish(
         for name, data in {**files, names.STATE: text.encode()}.items()
     }
     index = merge(step, stored, written)
-    for rank in stored:
-        _require_visible(temporary / rank.file, rank.info)
+    for file in stored:
+        _require_visible(temporary / file.file, file.info)
     info = write_bytes(temporary / names.INDEX, json.dumps(index.to_json()).encode())
     sync_folder(temporary)
     write_bytes(temporary / names.MARK, names.mark_text(step, info).encode())
     sync_folder(temporary)
-    return _publish(temporary, temporary.parent / names.step_name(step))
 
 
 def _require_visible(path: Path, info: FileInfo) -> None:
@@ -188,24 +169,26 @@ def _require_visible(path: Path, info: FileInfo) -> None:
         )
 
 
-def _publish(temporary: Path, final: Path) -> Path:
-    """Renames; a former checkpoint of this step makes way and is removed when the new one is there.
+def publish(temporary: Path, step: int) -> Path:
+    """Gives the folder its name. May be called again if it failed.
 
-    A crash between the two renames leaves the older steps, never a mixture.
+    A former checkpoint of this step makes way and is removed when the new one is there. A crash
+    between the two renames leaves the older steps, never a mixture.
     """
+    final = temporary.with_name(names.step_name(step))
     former = final.with_name(f"{final.name}.tmp-{secrets.token_hex(4)}")
-    replaces = final.exists()
-    if replaces:
-        final.rename(former)
-    try:
-        temporary.rename(final)
-    except OSError:
+    if temporary.exists():
+        replaces = final.exists()
         if replaces:
-            former.rename(final)
-        raise
+            final.rename(former)
+        try:
+            temporary.rename(final)
+        except OSError:
+            if replaces:
+                former.rename(final)
+            raise
     sync_folder(final.parent)
-    if replaces:
-        shutil.rmtree(former, ignore_errors=True)
+    shutil.rmtree(former, ignore_errors=True)
     return final
 
 

@@ -22,12 +22,15 @@ def command(
     dtype: Annotated[
         str | None, typer.Option(metavar="D", help="fp32, bf16 or fp16; default: as trained.")
     ] = None,
+    max_shard_mib: Annotated[
+        float, typer.Option(metavar="N", help="MiB of tensors after which a new file begins.")
+    ] = 4768.0,
     as_json: JsonOption = False,
 ) -> Answer:
     """Write CHECKPOINT as a Hugging Face directory that stock `transformers` loads."""
     say("loading torch ...")
     from triptych.checkpoint.export import export
 
-    notes = export(checkpoint, folder, dtype)
+    notes = export(checkpoint, folder, dtype, max_shard_mib * 1024**2)
     text = "\n".join([*notes, f"wrote {folder}"])
     return Answer(text=text, document={"folder": str(folder), "notes": notes})

@@ -40,7 +40,11 @@ def command(
 
 
 def _answer(result: TrainResult) -> Answer:
+    from triptych.train.stop import EXIT_CODE
+
     lines = [f"run folder {result.folder}, plan {result.plan.short()}, step {result.step}"]
+    if result.stopped_by:
+        lines[0] += f": ended by {result.stopped_by}; the same command goes on"
     losses = {"loss": result.loss, "held-out loss": result.eval_loss}
     lines += [f"{name} {value:.4f}" for name, value in losses.items() if value is not None]
     lines += [f"checkpoint {result.checkpoint}"] if result.checkpoint else []
@@ -54,5 +58,7 @@ def _answer(result: TrainResult) -> Answer:
         "eval_loss": result.eval_loss,
         "checkpoint": str(result.checkpoint) if result.checkpoint else None,
         "comparison": [asdict(row) for row in comparisons(run)],
+        "stopped_by": result.stopped_by,
     }
-    return Answer(text="\n".join(lines), document=document)
+    code = EXIT_CODE if result.stopped_by else 0
+    return Answer(text="\n".join(lines), document=document, exit_code=code)

@@ -112,8 +112,12 @@ class Engine:
 
     # ---- a step ------------------------------------------------------------------------------
 
-    def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
+    def step(
+        self, microbatches: Sequence[MicroBatch], learning_rate: float, flag: bool = False
+    ) -> StepResult:
         """One optimizer step on this replica's micro-batches; collective over all ranks.
+
+        The result is flagged on all ranks if one of them raised its `flag`.
 
         Ranks that differ only in tensor or pipeline coordinates pass the same micro-batches. Where
         stages differ in their data degrees, each of a stage's data ranks passes an equal share of
@@ -124,7 +128,7 @@ class Engine:
         loss, tokens = self.gradients(microbatches)
         with self._recorder.span("optimizer"):
             squared = self.optimizer.squared_norm()
-            scalars = self._scalars(loss, squared)
+            scalars = self._scalars(loss, squared, flag)
             summing = self.mesh.world.start_all_reduce(scalars, finish=scalars[1].sqrt_)
             told = self._update(summing, learning_rate)
         self._masks.step += 1
@@ -143,9 +147,9 @@ class Engine:
         self.optimizer.step(learning_rate, norm, self.loss_scale.value)
         return self.loss_scale.update(norm)
 
-    def _scalars(self, loss: torch.Tensor, squared: torch.Tensor) -> torch.Tensor:
+    def _scalars(self, loss: torch.Tensor, squared: torch.Tensor, flag: bool) -> torch.Tensor:
         """This rank's parts of what a step tells; they add up over all ranks."""
-        scalars = torch.stack((loss, squared))
+        scalars = torch.stack((loss, squared, torch.full_like(loss, flag)))
         if self._router_log is None:
             return scalars
         scale = 1.0 if self.loss_scale is None else self.loss_scale.value
@@ -285,8 +289,22 @@ class Engine:
         if self.loss_scale is not None and state and "scaling" in state:
             self.loss_scale.load(state["scaling"])
             skipped = state["scaling"]["skipped_steps"]
+        skipped += (state or {}).get("unseen", 0)
         self.optimizer.after_load(step - int(skipped))
         self._masks.step = step
+
+    def any_rank(self, flag: bool) -> bool:
+        """True on all ranks if one of them says so; collective."""
+        return bool(self.mesh.world.all_reduce(torch.tensor([int(flag)]), maximum=True))
+
+    def non_finite(self) -> list[str]:
+        """Parameters whose last gradients are not finite, on any rank; collective."""
+        found = {p.slot.name for p in self.optimizer.pieces if not p.gradient.isfinite().all()}
+        gathered: list[Any] = [found]
+        if self.mesh.world.size > 1:
+            gathered = [None] * self.mesh.world.size
+            dist.all_gather_object(gathered, found)
+        return sorted(set().union(*gathered))
 
     def differing_replicas(self) -> list[str]:
         """Parameters whose copies are not bitwise equal, with the ranks; collective."""

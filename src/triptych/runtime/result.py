@@ -15,7 +15,7 @@ from triptych.runtime.scaling import Scaling, read
 class StepResult:
     """What a step gives back; `loss` and `grad_norm` are read from the device when asked for."""
 
-    scalars: Pending  # loss and norm
+    scalars: Pending  # loss, norm, flags; then what routers tell
     tokens: int
     time_s: dict[str, float]
     bytes_sent: dict[str, int]
@@ -32,12 +32,17 @@ class StepResult:
         return float(self.scalars.wait()[1])
 
     @property
+    def flagged(self) -> bool:
+        """True if a rank raised its flag with this step."""
+        return bool(self.scalars.wait()[2] > 0)
+
+    @property
     def router(self) -> RouterResult | None:
         """Losses of the routers, and what a capacity dropped; None for a model without experts."""
         scalars = self.scalars.wait()
-        if len(scalars) == 2:
+        if len(scalars) == 3:
             return None
-        aux_loss, z_loss, dropped = scalars[2:].tolist()
+        aux_loss, z_loss, dropped = scalars[3:].tolist()
         return RouterResult(aux_loss, z_loss, round(dropped))
 
     @property

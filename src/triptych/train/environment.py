@@ -28,6 +28,7 @@ class Place:
     address: str
     port: int
     launcher: str  # "torchrun" or "slurm"
+    attempt: int = 0  # restarts of the ranks so far
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place | None:
@@ -63,6 +64,7 @@ def _from_torchrun(environment: Mapping[str, str]) -> Place:
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
         port=_number(environment, "MASTER_PORT", 29_500),
         launcher="torchrun",
+        attempt=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
     )
 
 

@@ -11,7 +11,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,9 @@ _LOST_PEER = re.compile(
     r"|socket|nccl|remote process|no other rank|store",
     re.IGNORECASE,
 )
+_WAITS = re.compile(r'File ".*(runtime/comm|distributed_c10d|runtime/mesh)\.py"')
+_OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|MemoryError", re.IGNORECASE)
+_LESS_MEMORY = "a smaller microbatch, more ranks, ZeRO or recomputation need less memory"
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
@@ -53,11 +56,18 @@ class RankEnd:
     status: Status | None
     error: ErrorFile | None
     exit_code: int | None  # negative: a signal; None: not known
+    was_ended: bool = False  # by the launcher, because another rank failed or all hung
+    stack: str = ""  # where it was when it was asked to end
 
     @property
     def is_done(self) -> bool:
         """True if the rank finished its work."""
         return self.status is not None and self.status.phase is Phase.DONE
+
+    @property
+    def waited(self) -> bool:
+        """True if it stood in a collective when it was asked to end: it waited for another."""
+        return _WAITS.search(self.stack) is not None
 
 
 # --- one rank -----------------------------------------------------------------------------------
@@ -126,17 +136,28 @@ def read_error(run: RunFolder, rank: int) -> ErrorFile | None:
 # --- all ranks ----------------------------------------------------------------------------------
 
 
-def rank_ends(run: RunFolder, exit_codes: Sequence[int | None]) -> list[RankEnd]:
-    """How every rank ended, from its files and its exit code."""
+def rank_ends(
+    run: RunFolder, exit_codes: Sequence[int | None], ended: Collection[int] = ()
+) -> list[RankEnd]:
+    """How every rank ended, from its files and its exit code; `ended` by the launcher."""
     return [
         RankEnd(
             rank=rank,
             status=read_status(run.status(rank)),
             error=read_error(run, rank),
             exit_code=code,
+            was_ended=rank in ended,
+            stack=_read(run.stack(rank)),
         )
         for rank, code in enumerate(exit_codes)
     ]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError:
+        return ""
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
@@ -146,12 +167,15 @@ def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
 
 
 def _order(end: RankEnd) -> tuple[int, float]:
-    """Own errors, then deaths without a word, then echoes, then lost peers; each by time."""
+    """Own errors, deaths without a word, hangs, echoes, lost peers, those that waited; by time."""
+    since_s = end.status.time_s if end.status else 0.0
     if end.error is not None:
-        kind = 3 if end.error.is_lost_peer else 2 if end.error.is_echo else 0
+        kind = 4 if end.error.is_lost_peer else 3 if end.error.is_echo else 0
         return kind, end.error.time_s
-    was_told_to_stop = end.exit_code in (-signal.SIGTERM, -signal.SIGINT)
-    return (4 if was_told_to_stop else 1), end.status.time_s if end.status else 0.0
+    if end.was_ended:
+        return (5 if end.waited else 2), since_s
+    was_told_to_end = end.exit_code in (-signal.SIGTERM, -signal.SIGINT)
+    return (5 if was_told_to_end else 1), since_s
 
 
 def last_words(run: RunFolder, ends: Sequence[RankEnd], checkpoint: Path | None) -> str:
@@ -159,7 +183,7 @@ def last_words(run: RunFolder, ends: Sequence[RankEnd], checkpoint: Path | None)
     cause = first_cause(ends)
     if cause is None:
         return "the launch failed, though every rank was done"
-    lines = [f"training failed: {_where(cause)}"]
+    lines = [f"training failed: {where(cause)}"]
     lines += [f"    {line}" for line in _what(cause)]
     lines += _files(run, cause, ends)
     if checkpoint is not None:
@@ -167,7 +191,13 @@ def last_words(run: RunFolder, ends: Sequence[RankEnd], checkpoint: Path | None)
     return "\n".join(lines)
 
 
-def _where(end: RankEnd) -> str:
+def headline(end: RankEnd) -> str:
+    """How a rank failed, in one line."""
+    return f"{where(end)}: {_what(end)[-1].strip()}"
+
+
+def where(end: RankEnd) -> str:
+    """The rank, its host, step and phase."""
     if end.error is not None:
         place = f"host {end.error.host}, step {end.error.step}, phase {end.error.phase}"
     elif end.status is not None:
@@ -180,12 +210,26 @@ def _where(end: RankEnd) -> str:
 def _what(end: RankEnd) -> list[str]:
     if end.error is not None:
         lines = [line for line in end.error.text.splitlines() if line.strip(" ^~")]
-        return lines[-LAST_LINES:]
+        hint = [_LESS_MEMORY] if _OUT_OF_MEMORY.search(end.error.text) else []
+        return lines[-LAST_LINES + len(hint) :] + hint
+    if end.was_ended:
+        return list(_hang_words(end))
     code = end.exit_code
     if code is not None and code < 0:
         return list(_signal_words(-code))
     ending = "ended" if code is None else f"ended with exit code {code}"
     return [f"the process {ending} in the middle of the run without an error"]
+
+
+def _hang_words(end: RankEnd) -> Iterator[str]:
+    """That it hung, and where its main thread was; it comes last in the file."""
+    yield "the process hung: it did not go on, and the others waited for it"
+    lines = [
+        line.strip() for line in end.stack.rpartition("(most recent call first):")[2].splitlines()
+    ]
+    yield from [line for line in lines if line][: LAST_LINES - 2] or [
+        "nor did it answer: it was stopped, or stands in a call of the system"
+    ]
 
 
 def _signal_words(number: int) -> Iterator[str]:
@@ -195,13 +239,15 @@ def _signal_words(number: int) -> Iterator[str]:
         name = f"signal {number}"
     yield f"the process was killed by {name}"
     if name == "SIGKILL":
-        yield "if nobody sent it, the machine ran out of memory (`dmesg` says so): a smaller"
-        yield "microbatch, more ranks, ZeRO or recomputation need less"
+        yield "if nobody sent it, the machine ran out of memory (`dmesg` says so)"
+        yield _LESS_MEMORY
 
 
 def _files(run: RunFolder, cause: RankEnd, ends: Sequence[RankEnd]) -> Iterator[str]:
     if cause.error is not None:
         yield f"traceback: {run.error(cause.rank)}"
+    elif cause.stack:
+        yield f"stacks: {run.stack(cause.rank)}"
     others = [run.error(end.rank) for end in ends if end.error and end.rank != cause.rank]
     if others:
         names = ", ".join(path.name for path in others[:_LISTED])

@@ -6,6 +6,8 @@ search.json  prediction.json                    for the report only
 metrics.jsonl  timeline.json                    what happened
 trace.json  samples.jsonl  tensorboard/         if the job asks for them
 status/rank-N  errors/rank-N.txt                where each rank is, and how it failed
+errors/stack-rank-N.txt                         where it was when it was asked to end
+attempts/K/status, errors                       the same of attempts before a restart
 checkpoints/  tokens/
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,6 +84,23 @@ class RunFolder:
         """How a rank failed."""
         return self.path / "errors" / f"rank-{rank}.txt"
 
+    def stack(self, rank: int) -> Path:
+        """Where a rank was when it was asked to end."""
+        return self.path / "errors" / f"stack-rank-{rank}.txt"
+
+    def attempt(self, number: int) -> RunFolder:
+        """What is left of an attempt that was followed by a restart."""
+        return RunFolder(self.path / "attempts" / str(number))
+
+    def keep_attempt(self, rank: int, number: int) -> None:
+        """Moves what a rank left in an attempt out of the way of the next one."""
+        kept = self.attempt(number)
+        for file in (self.status(rank), self.error(rank), self.stack(rank)):
+            if file.exists():
+                target = kept.path / file.parent.name / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(file, target)
+
     @contextmanager
     def unchanged_if_refused(self) -> Iterator[None]:
         """If what happens inside ends as bad input, the prepared files are as they were before."""
@@ -99,11 +119,21 @@ class RunFolder:
 
     def clear_last_launch(self) -> None:
         """Removes the status and error files of an earlier launch in this folder."""
+        shutil.rmtree(self.path / "attempts", ignore_errors=True)
         for name in ("status", "errors"):
             folder = self.path / name
             folder.mkdir(parents=True, exist_ok=True)
-            for file in folder.glob("rank-*"):
+            for file in folder.glob("*rank-*"):
                 file.unlink()
+
+
+def predicted_peak_bytes(run: RunFolder) -> float | None:
+    """What was predicted for the largest rank, to be shown; None if nothing was."""
+    try:
+        document = json.loads((run.path / "prediction.json").read_text("utf-8"))
+        return float(document["peak_memory_gib"]) * 1024**3
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def write_text(path: Path, text: str) -> None:

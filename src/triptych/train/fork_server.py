@@ -29,7 +29,7 @@ def start_fork_server(num_ranks: int, model_type: str = "") -> None:
     family = [f"transformers.models.{model_type}.modeling_{model_type}"] if model_type else []
     multiprocessing.set_forkserver_preload([*PRELOAD, *family])
     resource_tracker.ensure_running()
-    with _environment({"OMP_NUM_THREADS": str(threads_per_rank(num_ranks))}), _no_interrupt():
+    with environment(OMP_NUM_THREADS=str(threads_per_rank(num_ranks))), _no_interrupt():
         forkserver.ensure_running()
 
 
@@ -41,8 +41,8 @@ def threads_per_rank(num_ranks: int) -> int:
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """The environment has these values inside; the fork server inherits them."""
+def environment(**values: str) -> Iterator[None]:
+    """The environment has these values inside; what starts there inherits them."""
     former = {key: os.environ.get(key) for key in values}
     os.environ.update(values)
     try:

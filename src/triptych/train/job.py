@@ -68,7 +68,8 @@ class ModelSection(Section):
     )
     init: Literal["random", "weights"] = Field(
         default="random",
-        description="Start from random weights, or from the weights beside `path`.",
+        description="Start from random weights, or from the weights beside `path`, which may be "
+        "a checkpoint of another run.",
     )
 
     @model_validator(mode="after")
@@ -136,6 +137,15 @@ class Train(Section):
         default=0,
         description="Steps between checks that ranks which hold the same parameters hold the same "
         "bits; 0: never. A difference ends the run before anything is saved.",
+    )
+    non_finite: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="What happens when gradients are not finite; they are never applied. `skip`: "
+        "training goes on with the next batch.",
+    )
+    max_skipped: Whole = Field(
+        default=10,
+        description="Steps in a row that may be skipped under `skip` before the run stops.",
     )
     log_every: Whole = Field(
         default=0,
@@ -230,10 +240,35 @@ class Checkpoint(Section):
         default=0, description="Steps between checkpoints; 0: only after the last step."
     )
     keep_last: Count = Field(default=2, description="Checkpoints of this run to keep.")
-    resume: Literal["auto", "never"] = Field(
+    keep_best: bool = Field(
+        default=False,
+        description="Keep besides the one with the lowest evaluation loss, of those saved where "
+        "there was an evaluation.",
+    )
+    asynchronous: bool = Field(
+        default=True,
+        description="Write checkpoints beside the training, from a copy in host memory. The last "
+        "one is written before the run ends either way.",
+    )
+    retries: Whole = Field(
+        default=2, description="How often a failed write is tried again, after 1 s, 2 s, 4 s, ..."
+    )
+    failures: Whole = Field(
+        default=1,
+        description="Saves in a row that may fail, retries included, before the run stops. The "
+        "last one may not.",
+    )
+    grace_s: Positive = Field(
+        default=30.0,
+        description="Seconds after SIGTERM or SIGUSR1 in which a run finishes its step, saves and "
+        "ends with exit code 75.",
+    )
+    resume: Literal["auto", "weights", "never"] = Field(
         default="auto",
         description="`auto`: go on from the newest complete checkpoint if there is one. "
-        "`never`: refuse a folder that holds one.",
+        "`weights`: likewise, but with its weights and its place in the data and the schedule "
+        "only; the optimizer starts anew, and its files may be gone. `never`: refuse a folder that "
+        "holds one.",
     )
 
 
@@ -258,6 +293,11 @@ class Parallel(Section):
     )
     timeout_s: Positive = Field(
         default=600.0, description="Seconds that a rank waits for the others before it gives up."
+    )
+    restarts: Whole = Field(
+        default=0,
+        description="How often ranks that failed are started again from the newest checkpoint. "
+        "Under torchrun its `--max-restarts` counts instead.",
     )
 
 

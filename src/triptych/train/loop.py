@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -27,6 +27,7 @@ from triptych.train.metrics import EvaluationRecord, Metrics, StepRecord
 from triptych.train.progress import Reporter
 from triptych.train.result import Position, Summary
 from triptych.train.status import Phase, StatusFile
+from triptych.train.stop import StopRequest
 from triptych.train.trace import RankSpan, Trace
 
 _LISTED = 3  # parameters in a message
@@ -52,6 +53,10 @@ class Step(Protocol):
         """Losses of routers, dropped tokens; None without experts."""
 
     @property
+    def flagged(self) -> bool:
+        """True if a rank raised its flag with this step."""
+
+    @property
     def scaling(self) -> Scaling | None:
         """What loss scaling did, if there is any."""
 
@@ -67,14 +72,22 @@ class Step(Protocol):
 class Trains(Protocol):
     """What the loop needs of an engine. All calls are collective."""
 
-    def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> Step:
-        """One optimizer step."""
+    def step(
+        self, microbatches: Sequence[MicroBatch], learning_rate: float, flag: bool = False
+    ) -> Step:
+        """One optimizer step; flagged on all ranks if one raises its flag."""
 
     def evaluate(self, microbatches: Sequence[MicroBatch]) -> tuple[float, int]:
         """Summed loss and tokens of one global batch."""
 
     def timeline(self) -> Timeline:
         """The spans of the last step."""
+
+    def any_rank(self, flag: bool) -> bool:
+        """True on all ranks if one of them says so."""
+
+    def non_finite(self) -> list[str]:
+        """The parameters whose last gradients are not finite."""
 
     def differing_replicas(self) -> list[str]:
         """The parameters whose copies differ, with the ranks."""
@@ -89,8 +102,14 @@ class Trains(Protocol):
 class Saves(Protocol):
     """Writes checkpoints; collective."""
 
-    def save(self, step: int, samples: int) -> Path:
-        """A complete checkpoint after `step` steps and `samples` consumed samples."""
+    @property
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint that is known."""
+
+    def save(
+        self, position: Position, eval_loss: float | None = None, *, waits: bool = False
+    ) -> None:
+        """Begins a checkpoint at `position`; it is complete on return if the call `waits`."""
 
 
 class Memory(Protocol):
@@ -117,6 +136,14 @@ class Lengths:
     check_every: int = 0
     trace_steps: frozenset[int] = frozenset()
     least_step_time_s: float | None = None  # at the devices' peak; None if that is unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite:
+    """What happens when gradients are not finite: `skip` at most `limit` steps in a row."""
+
+    policy: Literal["stop", "skip"] = "stop"
+    limit: int = 10
 
 
 class _Waiting(NamedTuple):
@@ -152,6 +179,9 @@ class Loop:
         lag: int = 0,
         sampler: Callable[[int], None] | None = None,
         trace: Trace | None = None,
+        non_finite: NonFinite | None = None,
+        stop: StopRequest | None = None,
+        between: Callable[[int], None] = lambda step: None,
     ) -> None:
         self._engine = engine
         self._lengths = lengths
@@ -165,28 +195,39 @@ class Loop:
         self._metrics = metrics
         self._lag = lag
         self._sampler, self._trace = sampler, trace
+        self._non_finite = non_finite or NonFinite()
+        self._stop = stop or StopRequest()
+        self._between = between
+        self._stopping = False  # all ranks know that one of them was asked to end
+        self._unseen = self._skipped_in_a_row = 0
         self._waiting: deque[_Waiting] = deque()
         self._last_end_s = 0.0
         self._loss: float | None = None
         self._doubts_peak = False
-        self._eval_loss: float | None = None
-        self._checkpoint: Path | None = None
+        self._evaluated: EvaluationRecord | None = None
         self.timeline: Timeline | None = None
         """Of the last step, once the run is through."""
 
     def run(self, start: Position) -> Summary:
         """Trains from `start` to the last step; evaluates at both ends, saves after the last.
 
+        Asked to end, it finishes the step (or the batch of an evaluation), saves and returns.
+
         Raises RunError when loss or gradient norm is not finite, before anything is saved.
         """
+        self._unseen = start.unseen
         self._evaluate(start.step)
         position = start
         self._last_end_s = time.perf_counter()
-        while position.step < self._lengths.steps:
+        while position.step < self._lengths.steps and not self._stopping:
             position = self._step(position)
             self._after(position, start)
+        if position.step < self._lengths.steps:
+            self._save(position, waits=True)
         self._memory.share()
-        return Summary(position.step, self._loss, self._eval_loss, self._checkpoint)
+        eval_loss = self._evaluated.loss if self._evaluated else None
+        stopped_by = self._stop.words if position.step < self._lengths.steps else None
+        return Summary(position.step, self._loss, eval_loss, self._saver.newest, stopped_by)
 
     # ---- one step ------------------------------------------------------------------------------
 
@@ -200,7 +241,7 @@ class Loop:
         data_wait_s = time.perf_counter() - begun_s
         learning_rate = self._rate.at(step)
         self._status.set(step, Phase.STEP)
-        result = self._engine.step(microbatches, learning_rate)
+        result = self._engine.step(microbatches, learning_rate, self._stop.is_made)
         self._waiting.append(_Waiting(step, learning_rate, data_wait_s, result))
         self._read(self._lag)
         return Position(step, position.samples + self._lengths.global_batch)
@@ -210,6 +251,7 @@ class Loop:
         while len(self._waiting) > leave:
             waiting = self._waiting.popleft()
             record = self._record(waiting)
+            self._stopping |= waiting.result.flagged
             self._require_finite(record)
             if record.is_skipped:
                 self._reporter.say(_skipped(record))
@@ -247,13 +289,30 @@ class Loop:
         return least_s / step_time_s if least_s is not None and step_time_s > 0 else None
 
     def _require_finite(self, record: StepRecord) -> None:
-        if math.isfinite(record.loss) and (math.isfinite(record.grad_norm) or record.is_skipped):
+        """Returns if the step was applied or may be skipped. Raises RunError otherwise."""
+        applied = math.isfinite(record.loss) and math.isfinite(record.grad_norm)
+        if applied or (math.isfinite(record.loss) and record.is_skipped):
+            self._skipped_in_a_row = 0
             return
-        raise RunError(
-            f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}\n"
-            "    rule: both are finite; the step was not applied and nothing was saved after it\n"
+        may_skip = self._non_finite.policy == "skip" and not math.isfinite(record.grad_norm)
+        self._unseen += 1
+        self._skipped_in_a_row += 1
+        what = (
+            f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}"
+            f"{_in_what(self._engine.non_finite())}"
+        )
+        if not may_skip or self._skipped_in_a_row > self._non_finite.limit:
+            raise RunError(f"{what}\n{self._rule_of_skipping(may_skip)}")
+        self._reporter.say(f"{what}: skipped ({self._skipped_in_a_row} in a row)")
+
+    def _rule_of_skipping(self, may_skip: bool) -> str:
+        rule = "both are finite; the step was not applied and nothing was saved after it"
+        if may_skip:
+            rule = f"at most {self._non_finite.limit} steps in a row are skipped"
+        return (
+            f"    rule: {rule}\n"
             "    works: a lower learning_rate or longer warmup_steps, from the last checkpoint "
-            f"({self._checkpoint or 'none in this launch'})"
+            f"({self._saver.newest or 'there is none'})"
         )
 
     # ---- between steps -------------------------------------------------------------------------
@@ -281,10 +340,17 @@ class Loop:
         if evaluates:
             self._evaluate(position.step)
         if saves:
-            self._status.set(position.step, Phase.SAVE)
-            self._checkpoint = self._saver.save(position.step, position.samples)
+            self._save(position, waits=position.step == self._lengths.steps)
+        self._between(position.step)
         if evaluates or saves or checks or traces:
             self._last_end_s = time.perf_counter()
+
+    def _save(self, position: Position, *, waits: bool) -> None:
+        self._read(0)
+        self._status.set(position.step, Phase.SAVE)
+        at = self._evaluated
+        eval_loss = at.loss if at is not None and at.step == position.step else None
+        self._saver.save(position._replace(unseen=self._unseen), eval_loss, waits=waits)
 
     def _is_due(self, step: int, every: int) -> bool:
         return step == self._lengths.steps or _is_multiple(step, every)
@@ -298,7 +364,7 @@ class Loop:
                 f"step {step}: copies of {len(differing)} parameters differ over the ranks\n"
                 + "".join(f"    {line}\n" for line in lines)
                 + "    rule: ranks that hold the same parameters hold the same bits\n"
-                f"    works: the last checkpoint ({self._checkpoint or 'none in this launch'}) on "
+                f"    works: the last checkpoint ({self._saver.newest or 'there is none'}) on "
                 "other devices: a difference means that one of them is faulty"
             )
         self._reporter.say(f"step {step}: all replicas are bitwise equal")
@@ -313,11 +379,14 @@ class Loop:
     def _measure(self, step: int, evaluation: EvaluationData) -> None:
         loss_sum, tokens = 0.0, 0
         for batch in evaluation.batches():
+            self._stopping |= self._engine.any_rank(self._stop.is_made)
+            if self._stopping:
+                return
             batch_loss, batch_tokens = self._engine.evaluate([_on_host(arrays) for arrays in batch])
             loss_sum += batch_loss
             tokens += batch_tokens
         record = EvaluationRecord(step, loss_sum / max(1, tokens), tokens)
-        self._eval_loss = record.loss
+        self._evaluated = record
         if self._metrics is not None:
             self._metrics.evaluation(record)
         self._reporter.evaluation(record)
@@ -339,6 +408,14 @@ def _too_fast(record: StepRecord) -> str:
         f"warning: step {record.step} has a utilisation of {record.mfu:.0%}: the peak that it is "
         "measured against is too low; [run] peak_tflops states the right one"
     )
+
+
+def _in_what(names: Sequence[str]) -> str:
+    """Where gradients are not finite; empty if that is not known any more."""
+    if not names:
+        return ""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f", not finite in {', '.join(names[:_LISTED])}{more}"
 
 
 def _is_multiple(step: int, every: int) -> bool:

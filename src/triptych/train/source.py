@@ -18,6 +18,8 @@ from triptych.plan.rules import RUNNABLE_FAMILIES
 from triptych.tokenizer.load import TextTokenizer, load_tokenizer
 from triptych.train.job import Job
 
+GENERATION_CONFIG = "generation_config.json"
+
 # What travels with the weights into checkpoints and exports.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -121,11 +123,19 @@ def _weights(job: Job, directory: Path | None) -> list[Problem]:
     return [Problem(what, "weights are read from safetensors files", 'init = "random"')]
 
 
-def carried_files(source_config: bytes, tokenizer_folder: Path) -> dict[str, bytes]:
-    """The files beside the weights in every checkpoint: config and tokenizer, by name."""
+def model_folder(job: Job) -> Path | None:
+    """The directory of a job's model; None if the job gives its config."""
+    return _found(job)[0]
+
+
+def carried_files(
+    source_config: bytes, tokenizer_folder: Path, model_directory: Path | None = None
+) -> dict[str, bytes]:
+    """The files beside the weights in every checkpoint: config, tokenizer, generation config."""
     files = {CONFIG: source_config}
-    for name in TOKENIZER_FILES:
-        path = tokenizer_folder / name
+    beside = [] if model_directory is None else [model_directory / GENERATION_CONFIG]
+    for path in [*beside, *(tokenizer_folder / name for name in TOKENIZER_FILES)]:
+        name = path.name
         if path.is_file():
             files[name] = path.read_bytes()
     return files

@@ -21,6 +21,7 @@ class Phase(StrEnum):
     """What a rank is doing."""
 
     START = "start"
+    PREFLIGHT = "pre-flight"
     LOAD = "load"
     DATA = "data"
     STEP = "forward/backward"

@@ -6,6 +6,7 @@ The run folder holds all that it needs: it never plans and never predicts.
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from triptych.checkpoint.hf import load_hf
+from triptych.checkpoint.weights import load_weights
 from triptych.model.count import training_flops_per_token
 from triptych.model.hf import from_config
 from triptych.model.model import Model
@@ -36,8 +37,8 @@ from triptych.tokenizer.load import load_tokenizer
 from triptych.train import environment
 from triptych.train.checkpoints import Checkpoints, Stream
 from triptych.train.environment import Place
-from triptych.train.failure import is_lost_peer, write_error
-from triptych.train.folder import RunFolder, write_json
+from triptych.train.failure import first_cause, headline, is_lost_peer, rank_ends, write_error
+from triptych.train.folder import RunFolder, predicted_peak_bytes, write_json
 from triptych.train.fork_server import threads_per_rank
 from triptych.train.job import Job
 from triptych.train.job_file import read_job
@@ -48,17 +49,20 @@ from triptych.train.job_parts import (
     router_settings,
     training_data,
 )
-from triptych.train.loop import Lengths, Loop
+from triptych.train.loop import Lengths, Loop, NonFinite
 from triptych.train.meeting import meet
 from triptych.train.memory import PeakMemory
 from triptych.train.metrics import Metrics
 from triptych.train.peak import Peak
+from triptych.train.preflight import memory_lines, probe_all, speed_lines
 from triptych.train.progress import Reporter, make_reporter
 from triptych.train.result import Position, Summary
 from triptych.train.sampling import Sampler
-from triptych.train.source import carried_files
+from triptych.train.settings import Collector, choose_environment, near_cores, settings_line
+from triptych.train.source import carried_files, model_folder
 from triptych.train.startup import built, show_startup
 from triptych.train.status import Phase, StatusFile
+from triptych.train.stop import StopRequest
 from triptych.train.text import read_data
 from triptych.train.trace import Trace
 from triptych.train.trackers import open_trackers
@@ -74,9 +78,10 @@ def run_rank(folder: str) -> Summary:
     place = environment.place()
     assert place is not None
     run = RunFolder(Path(folder))
-    status = StatusFile(run.status(place.rank))
+    status = _begin(run, place)
     try:
-        return train_rank(run, place, status, meet())
+        with _listening(run, place.rank) as stop:
+            return train_rank(run, place, status, meet(place), stop)
     except BaseException as error:
         write_error(run, place.rank, status.now, error)
         sys.stderr.flush()
@@ -85,15 +90,36 @@ def run_rank(folder: str) -> Summary:
 
 def run_as_rank(run: RunFolder, place: Place, store: Store) -> Summary:
     """Entry of a rank that `torchrun` or Slurm started, once rank 0 has prepared the run."""
-    status = StatusFile(run.status(place.rank))
+    status = _begin(run, place)
     try:
-        return train_rank(run, place, status, store)
+        with _listening(run, place.rank) as stop:
+            return train_rank(run, place, status, store, stop)
     except Exception as error:
         write_error(run, place.rank, status.now, error)
         if is_lost_peer(error):  # the rank to look at is another one
             logging.getLogger(__name__).error("rank %d lost its peers", place.rank)
             os._exit(1)
         raise
+
+
+def _begin(run: RunFolder, place: Place) -> StatusFile:
+    """This rank's status; that of an attempt before it is kept apart."""
+    if place.attempt > 0:
+        run.keep_attempt(place.rank, place.attempt - 1)
+    return StatusFile(run.status(place.rank))
+
+
+@contextmanager
+def _listening(run: RunFolder, rank: int) -> Iterator[StopRequest]:
+    """Inside, SIGTERM and SIGUSR1 are noted, and SIGTERM leaves the stack of all threads."""
+    stop = StopRequest()
+    run.stack(rank).parent.mkdir(parents=True, exist_ok=True)
+    with run.stack(rank).open("w") as stack, stop.listening():
+        faulthandler.register(signal.SIGTERM, file=stack, chain=True)
+        try:
+            yield stop
+        finally:
+            faulthandler.unregister(signal.SIGTERM)
 
 
 def _end_with_launcher() -> None:
@@ -112,14 +138,18 @@ def _end_with_launcher() -> None:
 # ---- a rank's life -----------------------------------------------------------------------------
 
 
-def train_rank(run: RunFolder, place: Place, status: StatusFile, store: Store) -> Summary:
+def train_rank(
+    run: RunFolder, place: Place, status: StatusFile, store: Store, stop: StopRequest
+) -> Summary:
     """Trains the run in a folder as one of its ranks; collective over all of them."""
     _log_from(place.rank)
     job = read_job(run.job)
     plan = read_plan(run.plan)
     config = json.loads(run.config.read_text("utf-8"))
+    if torch.cuda.is_available():
+        os.environ.update(choose_environment(job.parallel.timeout_s))
     with process_group(place, store, job.parallel.timeout_s):
-        return _Rank(run, job, plan, config, place.rank, status).train()
+        return _Rank(run, job, plan, config, place, status, stop).train()
 
 
 @contextmanager
@@ -160,11 +190,12 @@ class _Rank:
         job: Job,
         plan: Plan,
         config: Mapping[str, Any],
-        rank: int,
+        place: Place,
         status: StatusFile,
+        stop: StopRequest,
     ) -> None:
         self._run, self._job, self._plan, self._config = run, job, plan, config
-        self._rank, self._status = rank, status
+        self._rank, self._place, self._status, self._stop = place.rank, place, status, stop
         self._model: Model = from_config(config, run.path.name)
         self._data, self._tokenizer_folder = read_data(run)
 
@@ -195,22 +226,55 @@ class _Rank:
     def _train(self, engine: Engine, memory: PeakMemory, reporter: Reporter) -> Summary:
         for line in show_startup(self._plan, self._model, built(engine)):
             reporter.say(line)
-        checkpoints = Checkpoints(engine, self._job, self._stream(), self._files())
+        checkpoints = Checkpoints(engine, self._job, self._stream(), self._files(), reporter.say)
+        for line in self._before_flight(engine.mesh.device, checkpoints):
+            reporter.say(line)
         self._status.set(0, Phase.LOAD)
-        start = checkpoints.resume(reporter) if self._job.checkpoint.resume == "auto" else None
+        start = checkpoints.resume() if self._job.checkpoint.resume != "never" else None
         if start is None and self._job.model.init == "weights":
-            load_hf(Path(self._job.model.path or ""), engine.shards())
+            load_weights(Path(self._job.model.path or ""), engine.shards())
             engine.after_load(0)
         start = start or Position()
         metrics = self._metrics(start) if start.step < self._job.train.steps else None
-        loop = self._loop(engine, checkpoints, memory, reporter, metrics)
-        try:
-            summary = self._run_loop(loop, start, reporter)
-        finally:
-            if metrics is not None:
-                metrics.close()
+        with Collector() as collector:
+            loop = self._loop(engine, checkpoints, memory, reporter, metrics, collector)
+            try:
+                summary = self._run_loop(loop, start, reporter)
+            except Exception:
+                checkpoints.let_finish()
+                raise
+            finally:
+                if metrics is not None:
+                    metrics.close()
         self._status.set(summary.step, Phase.DONE)
         return summary
+
+    def _before_flight(self, device: torch.device, checkpoints: Checkpoints) -> list[str]:
+        """What the pre-flight check says; collective. Raises CheckpointError if none can be saved.
+
+        Ranks that see different disks agree, as they do in a save.
+        """
+        self._status.set(0, Phase.PREFLIGHT)
+        probes = probe_all(device)
+        cores = near_cores(device)
+        if device.type == "cuda" and cores:
+            os.sched_setaffinity(0, cores)
+        lines = [
+            settings_line(device, self._job.parallel.timeout_s, cores, torch.get_num_threads())
+        ]
+        if self._place.attempt > 0:
+            lines.append(self._last_attempt())
+        lines += speed_lines(probes, device.type)
+        lines += memory_lines(probes, predicted_peak_bytes(self._run), shared=device.type == "cpu")
+        return lines + checkpoints.room()
+
+    def _last_attempt(self) -> str:
+        """Why the ranks were started again."""
+        number = self._place.attempt
+        codes = [None] * self._place.world_size
+        cause = first_cause(rank_ends(self._run.attempt(number - 1), codes))
+        why = headline(cause) if cause else "it left no word"
+        return f"restart {number}: the attempt before it failed: {why}"
 
     def _run_loop(self, loop: Loop, start: Position, reporter: Reporter) -> Summary:
         if start.step >= self._job.train.steps:
@@ -267,6 +331,7 @@ class _Rank:
         memory: PeakMemory,
         reporter: Reporter,
         metrics: Metrics | None,
+        collector: Collector,
     ) -> Loop:
         job, share = self._job, Share.of(self._plan, engine.mesh.coordinates)
         return Loop(
@@ -293,6 +358,9 @@ class _Rank:
             lag=int(engine.mesh.device.type == "cuda" or engine.validates_late),
             sampler=self._sampler(engine, reporter),
             trace=self._trace(),
+            non_finite=NonFinite(policy=job.train.non_finite, limit=job.train.max_skipped),
+            stop=self._stop,
+            between=collector.between,
         )
 
     def _stream(self) -> Stream:
@@ -305,4 +373,6 @@ class _Rank:
     def _files(self) -> dict[str, bytes]:
         if self._rank > 0:
             return {}
-        return carried_files(self._run.config.read_bytes(), self._tokenizer_folder)
+        return carried_files(
+            self._run.config.read_bytes(), self._tokenizer_folder, model_folder(self._job)
+        )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from triptych.checkpoint.folder import checkpoints
-from triptych.checkpoint.write import finish, save, write_shards
+from triptych.checkpoint.write import finish, publish, save, write_shards
 from triptych.plan.layout import Box, box_shape
 from triptych.runtime.shard import Shard
 
@@ -117,8 +117,11 @@ def write_as_ranks(
     """A checkpoint of several ranks, written by this one process."""
     temporary = folder / f"step-{step:08d}.tmp-00"
     temporary.mkdir(parents=True)
-    stored = [write_shards(temporary, rank, shards) for rank, shards in enumerate(held)]
-    return finish(temporary, step, stored, state, files or {"config.json": b"{}"})
+    stored = [
+        file for rank, shards in enumerate(held) for file in write_shards(temporary, rank, shards)
+    ]
+    finish(temporary, step, stored, state, files or {"config.json": b"{}"})
+    return publish(temporary, step)
 
 
 def save_steps(folder: Path, *steps: int, **options: Any) -> None:

@@ -25,7 +25,9 @@ FILES = (
     "complete.json",
     "config.json",
     "index.json",
+    "rank-00000.optimizer.safetensors",
     "rank-00000.safetensors",
+    "rank-00001.optimizer.safetensors",
     "rank-00001.safetensors",
     "state.json",
 )

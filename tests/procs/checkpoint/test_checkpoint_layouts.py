@@ -109,6 +109,7 @@ def test_ranks_save_and_load_together(tmp_path: Path, old: int, new: int) -> Non
     }
     assert {path.name for path in checkpoint.iterdir()} == {
         *(f"rank-{rank:05d}.safetensors" for rank in range(old)),
+        *(f"rank-{rank:05d}.optimizer.safetensors" for rank in range(old)),
         "index.json",
         "state.json",
         "config.json",

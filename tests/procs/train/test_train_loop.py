@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +24,13 @@ from triptych.runtime.scaling import Scaling
 from triptych.schedule.timeline import Timeline
 from triptych.train.data import EvaluationData, TrainingData
 from triptych.train.learning_rate import LearningRate
-from triptych.train.loop import Lengths, Loop
+from triptych.train.loop import Lengths, Loop, NonFinite
 from triptych.train.metrics import Metrics
 from triptych.train.progress import Silent
 from triptych.train.result import Position, Summary
 from triptych.train.samples import StreamSamples
 from triptych.train.status import StatusFile
+from triptych.train.stop import StopRequest
 
 VOCAB = 11
 
@@ -41,6 +44,7 @@ class Step:
     time_s: Mapping[str, float] = field(default_factory=dict)
     bytes_sent: Mapping[str, int] = field(default_factory=dict)
     scaling: Scaling | None = None
+    flagged: bool = False
 
 
 class Bigram:
@@ -57,18 +61,26 @@ class Bigram:
         total = functional.cross_entropy(self.table[ids], labels, reduction="sum")
         return total, int((labels != -100).sum())
 
-    def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> Step:
+    def step(
+        self, microbatches: Sequence[MicroBatch], learning_rate: float, flag: bool = False
+    ) -> Step:
         self.rates.append(learning_rate)
         total, tokens = self._loss(microbatches)
         (gradient,) = torch.autograd.grad(total / tokens, self.table)
         with torch.no_grad():
             self.table -= learning_rate * gradient
         loss = math.nan if len(self.rates) == self.bad_step else total.item() / tokens
-        return Step(loss, float(gradient.norm()), tokens)
+        return Step(loss, float(gradient.norm()), tokens, flagged=flag)
 
     def evaluate(self, microbatches: Sequence[MicroBatch]) -> tuple[float, int]:
         total, tokens = self._loss(microbatches)
         return total.item(), tokens
+
+    def any_rank(self, flag: bool) -> bool:
+        return flag
+
+    def non_finite(self) -> list[str]:
+        return ["table"]
 
     def timeline(self) -> Timeline:
         return Timeline((), 1)
@@ -97,21 +109,31 @@ class Memory:
 @dataclass
 class Saver:
     saved: list[tuple[int, int]] = field(default_factory=list)
+    waited: list[int] = field(default_factory=list)
+    unseen: int = 0
 
-    def save(self, step: int, samples: int) -> Path:
-        self.saved.append((step, samples))
-        return Path(f"step-{step}")
+    @property
+    def newest(self) -> Path | None:
+        return Path(f"step-{self.saved[-1][0]}") if self.saved else None
+
+    def save(
+        self, position: Position, eval_loss: float | None = None, *, waits: bool = False
+    ) -> None:
+        self.saved.append((position.step, position.samples))
+        self.unseen = position.unseen
+        self.waited += [position.step] if waits else []
 
 
 @dataclass
 class Stops(Saver):
     at: int = 0
 
-    def save(self, step: int, samples: int) -> Path:
-        path = super().save(step, samples)
-        if step == self.at:
+    def save(
+        self, position: Position, eval_loss: float | None = None, *, waits: bool = False
+    ) -> None:
+        super().save(position, eval_loss, waits=waits)
+        if position.step == self.at:
             raise KeyboardInterrupt
-        return path
 
 
 @dataclass
@@ -131,6 +153,8 @@ def run(
     saver: Saver | None = None,
     lag: int = 0,
     reporter: Silent | None = None,
+    non_finite: NonFinite | None = None,
+    stop: StopRequest | None = None,
     **lengths: Any,
 ) -> Run:
     engine, saver = engine or Bigram(), saver or Saver()
@@ -149,6 +173,8 @@ def run(
         reporter=reporter or Silent(),
         metrics=Metrics(folder / "metrics.jsonl"),
         lag=lag,
+        non_finite=non_finite,
+        stop=stop,
     )
     summary = loop.run(start or Position())
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -167,6 +193,7 @@ def test_it_evaluates_and_saves_when_it_is_time_and_at_the_end(tmp_path: Path) -
     evaluated = [line.split(",")[0] for line in done.lines if "eval_loss" in line]
     assert evaluated == ['{"step": 0', '{"step": 4', '{"step": 8', '{"step": 10']
     assert done.summary.checkpoint == Path("step-10")
+    assert done.saver.waited == [10]  # the others are written beside the training
 
 
 def test_every_token_of_evaluation_text_counts_once(tmp_path: Path) -> None:
@@ -215,8 +242,10 @@ class Overflows(Bigram):
         super().__init__()
         self.may_help = may_help
 
-    def step(self, microbatches: Sequence[MicroBatch], learning_rate: float) -> Step:
-        done = super().step(microbatches, learning_rate)
+    def step(
+        self, microbatches: Sequence[MicroBatch], learning_rate: float, flag: bool = False
+    ) -> Step:
+        done = super().step(microbatches, learning_rate, flag)
         skips = len(self.rates) == 3
         skipped = int(len(self.rates) >= 3)
         done.scaling = Scaling(2.0 ** (16 - skipped), skipped, skips and self.may_help)
@@ -259,3 +288,68 @@ def test_pub_110_a_utilisation_above_the_peak_is_doubted_once(
 def test_every_step_tells_how_long_it_waited_for_data(tmp_path: Path) -> None:
     waits = [json.loads(x)["data_wait_s"] for x in run(tmp_path).lines if '"loss"' in x]
     assert len(waits) == 10 and all(0 < wait_s < 1 for wait_s in waits)
+
+
+class Unstable(Bigram):
+    """Gradients of some steps are not finite, and are not applied."""
+
+    def __init__(self, *bad_steps: int) -> None:
+        super().__init__()
+        self.bad_steps = bad_steps
+
+    def step(
+        self, microbatches: Sequence[MicroBatch], learning_rate: float, flag: bool = False
+    ) -> Step:
+        before = self.table.detach().clone()
+        done = super().step(microbatches, learning_rate, flag)
+        if len(self.rates) in self.bad_steps:
+            with torch.no_grad():
+                self.table.copy_(before)
+            done.grad_norm = math.inf
+        return done
+
+
+def test_steps_with_gradients_that_are_not_finite_are_skipped_under_a_limit(tmp_path: Path) -> None:
+    """User case pub_018."""
+    skips = NonFinite(policy="skip", limit=2)
+    done = run(tmp_path / "some", steps=8, engine=Unstable(2, 3, 6), non_finite=skips)
+    assert done.summary.step == 8 and done.saver.unseen == 3
+    saver = Saver()
+    with pytest.raises(RunError, match=r"step 5: .*norm inf, not finite in table") as caught:
+        run(
+            tmp_path / "many",
+            steps=8,
+            engine=Unstable(3, 4, 5),
+            non_finite=skips,
+            saver=saver,
+            save_every=2,
+        )
+    assert "at most 2 steps in a row" in str(caught.value) and "step-4" in str(caught.value)
+
+
+class Asks(Unstable):
+    """Asks the run to end in its third step."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        super().__init__()
+        self.stop = stop
+
+    def step(
+        self, microbatches: Sequence[MicroBatch], learning_rate: float, flag: bool = False
+    ) -> Step:
+        if len(self.rates) == 2:
+            with self.stop.listening():
+                os.kill(os.getpid(), signal.SIGUSR1)
+        return super().step(microbatches, learning_rate, flag)
+
+
+@pytest.mark.parametrize(("lag", "end"), [(0, 4), (1, 5)])
+def test_a_run_that_is_asked_to_end_saves_at_the_step_where_all_ranks_know_it(
+    tmp_path: Path, lag: int, end: int
+) -> None:
+    """User case pub_106: noted in step 3, told with step 4, read `lag` steps later."""
+    stop = StopRequest()
+    done = run(tmp_path, steps=9, engine=Asks(stop), stop=stop, lag=lag)
+    assert done.summary[::4] == (end, "SIGUSR1") and done.saver.waited == [end]
+    steps = [json.loads(line)["step"] for line in done.lines if '"loss"' in line]
+    assert steps == list(range(1, end + 1))

@@ -49,8 +49,7 @@ def run_job(
     """Trains; `entry` stands for the entry of each rank."""
     made, run, job = make_ready(job_path, *overrides)
     options: dict[str, Any] = {} if entry is None else {"entry": entry}
-    checkpoints = Path(job.checkpoint.folder or "")
-    return launch(run, made.choice.plan.world_size, checkpoints, on_gpu=False, **options)
+    return launch(run, made.choice.plan.world_size, job, on_gpu=False, **options)
 
 
 def stop_fork_server() -> None:

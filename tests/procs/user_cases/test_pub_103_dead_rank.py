@@ -20,12 +20,13 @@ from triptych.train.status import read_status
 TRAIN = (
     *("--plan", "tp=2,pp=2", "--set"),
     *("train.steps=4", "train.microbatch=4", "checkpoint.every=1"),
+    "checkpoint.asynchronous=false",  # what is complete at which step does not depend on the disk
 )
 STEP = "forward/backward"
 WAYS: dict[str, tuple[Callable[[str], Summary], str, list[str]]] = {
     "loader": (faulty.raises_in_data, "data", [f"OSError: {faulty.TEXT}", "microbatches"]),
     "forward": (faulty.raises_in_forward, STEP, [f"ValueError: {faulty.TEXT}", "in forward"]),
-    "saving": (faulty.raises_in_saving, "save", [faulty.TEXT]),
+    "saving": (faulty.raises_in_saving, "save", [faulty.TEXT, "checkpoint of step 3"]),
     "SIGKILL": (faulty.is_killed, STEP, ["killed by SIGKILL", "ran out of memory"]),
     "exit code 0": (faulty.leaves_silently, STEP, ["exit code 0 in the middle of the run"]),
     "sys.exit(0)": (faulty.exits_politely, STEP, ["SystemExit: 0"]),
