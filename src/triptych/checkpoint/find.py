@@ -15,14 +15,18 @@ from triptych.errors import CheckpointError, Problem
 RUN_SUBFOLDER = "checkpoints"
 
 
-def newest_complete(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_complete(
+    folder: Path, kinds: Collection[str] | None = None
+) -> tuple[Path | None, list[str]]:
     """The newest complete checkpoint of a run folder (or of its folder of checkpoints).
 
     Returns None if no checkpoint was ever completed, and one warning for each newer one that was
     skipped, naming the file at fault. Sizes are compared and small files read, tensors are not
-    (`newest_intact` does). Raises CheckpointError if there are checkpoints but none is complete.
+    (`newest_intact` does). Files that hold no tensor of `kinds`, if given, may be missing.
+
+    Raises CheckpointError if there are checkpoints but none is complete.
     """
-    return _search(*_candidates(folder), _incomplete)
+    return _search(*_candidates(folder), partial(_incomplete, kinds=kinds))
 
 
 def newest_intact(

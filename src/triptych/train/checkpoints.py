@@ -105,14 +105,15 @@ class Checkpoints:
         begun_s = time.perf_counter()
         self.settle()
         if self._newest is None or self._newest[0] != position.step:
-            self._begin(position, eval_loss, waits or not self._settings.asynchronous)
-            if waits:
-                self.settle(is_last=True)
+            beside = self._settings.asynchronous and not waits
+            self._begin(position, eval_loss, beside)
+            if not beside:
+                self.settle(is_last=waits)
         self.blocked_s += time.perf_counter() - begun_s
 
-    def _begin(self, position: Position, eval_loss: float | None, waits: bool) -> None:
+    def _begin(self, position: Position, eval_loss: float | None, beside: bool) -> None:
         shards = self._engine.shards()
-        snapshot = Snapshot(shards, lambda: None) if waits else self._snapshots.take(shards)
+        snapshot = self._snapshots.take(shards) if beside else Snapshot(shards, lambda: None)
         state = position._asdict() | {"stream": asdict(self._stream), "eval_loss": eval_loss}
         state |= self._engine.training_state()
         self._under_way, self._eval_loss = position.step, eval_loss
@@ -133,8 +134,6 @@ class Checkpoints:
             )
 
         self._background.start(write_all)
-        if waits:
-            self.settle()
 
     def settle(self, *, is_last: bool = False) -> None:
         """Waits for the save that is under way, if any, and takes its outcome as `save` says."""

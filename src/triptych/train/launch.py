@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from triptych.checkpoint.find import newest_complete
+from triptych.checkpoint.weights import KINDS
 from triptych.errors import CheckpointError, InputError, Problem, RunError
 from triptych.train.entry import run_rank
 from triptych.train.failure import first_cause, last_words, rank_ends
@@ -75,7 +76,7 @@ def require_resumable(job: Job) -> None:
     although there is one.
     """
     folder = Path(job.checkpoint.folder or "")
-    found, _ = newest_complete(folder)
+    found, _ = newest_complete(folder, KINDS if job.checkpoint.resume == "weights" else None)
     if found is not None and job.checkpoint.resume == "never":
         rule = 'a run with resume = "never" starts in a folder without checkpoints'
         works = '[checkpoint] resume = "auto" to go on from it, or another [run] folder'

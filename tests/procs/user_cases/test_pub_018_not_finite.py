@@ -11,7 +11,7 @@ from tiny_runs import losses, metrics
 from verbs import Ranks, entry_of_ranks, job
 
 TRAIN = (
-    *("--plan", "tp=2,dp=2,zero=1", "--set", "train.steps=10", "train.microbatch=4"),
+    *("--plan", "tp=2,pp=2", "--set", "train.steps=10", "train.microbatch=4"),
     *("checkpoint.every=2", "checkpoint.keep_last=2"),
 )
 

@@ -20,18 +20,18 @@ def steps_in(run: Path) -> list[int]:
 def test_pub_052_the_newest_and_the_best_stay_past_every_change_of_digits(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    """The rate rises until the loss does: the best is in the middle."""
+    """The rate is far too high: the loss rises, and the best is not among the last."""
     path, run = job(tmp_path, num_hidden_layers=1), tmp_path / "run"
     settings = (
         *("--plan", "dp=2", "--set", "train.steps=12", "checkpoint.every=1"),
         *("train.eval_every=1", "checkpoint.keep_last=1", "checkpoint.keep_best=true"),
-        *("optimizer.learning_rate=0.3", "optimizer.warmup_steps=12", "optimizer.clip_norm=0"),
+        *("optimizer.learning_rate=3.0", "optimizer.warmup_steps=12", "optimizer.clip_norm=0"),
         f'data.eval="{tmp_path}/text/document-0[01].txt"',
     )
     ranks.done("train", path, *settings)
     found = eval_losses(path)
     best = min((step for step in found if step), key=found.__getitem__)
-    assert 1 < best < 12, found
+    assert best < 11, found
     assert steps_in(run) == [best, 12]
     assert state(step_folder(run, best))["eval_loss"] == found[best]
     ranks.done("train", path, *settings, "train.steps=14")  # known again after a restart
