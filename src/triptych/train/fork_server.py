@@ -19,6 +19,7 @@ PRELOAD = (
     "transformers.models.auto.modeling_auto",
     "triptych.train.worker",
 )
+LAST = "triptych.train.preloaded"
 
 
 def start_fork_server(num_ranks: int, model_type: str = "") -> None:
@@ -27,7 +28,7 @@ def start_fork_server(num_ranks: int, model_type: str = "") -> None:
     Ranks share the cores: each gets its part of them for its arithmetic.
     """
     family = [f"transformers.models.{model_type}.modeling_{model_type}"] if model_type else []
-    multiprocessing.set_forkserver_preload([*PRELOAD, *family])
+    multiprocessing.set_forkserver_preload([*PRELOAD, *family, LAST])
     resource_tracker.ensure_running()
     with environment(OMP_NUM_THREADS=str(threads_per_rank(num_ranks))), _no_interrupt():
         forkserver.ensure_running()
