@@ -141,7 +141,7 @@ def _as_rank(order: Order, place: Place) -> Calibration | None:
     from triptych.train.worker import process_group
 
     export(place)
-    store = meet()
+    store = meet(place)
     told_by_first(store, place.rank, lambda: _require_writable(order.out))
     try:
         with process_group(place, store, TIMEOUT_S):
