@@ -12,6 +12,7 @@ import pytest
 from triptych.cluster.text import parse_cluster
 from triptych.cost.predict import predict
 from triptych.cost.prediction import Prediction
+from triptych.cost.programs import MEGATRON_2021
 from triptych.model.model import Attention, Block, Mlp, Model
 from triptych.plan.plan import Plan, Precision
 from triptych.plan.workload import Workload
@@ -97,6 +98,7 @@ def test_step_times_of_megatron_on_a100(row: Gpt) -> None:
         parse_cluster(f"{devices // 8}x8xA100-SXM4-80GB"),
         Workload(sequence_length=2048, global_batch=row.batch),
         plan,
+        MEGATRON_2021,
     )
     assert prediction.step_time_s == pytest.approx(measured_s(row), rel=TIME_TOLERANCE)
 
