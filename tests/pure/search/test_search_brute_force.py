@@ -210,7 +210,7 @@ def random_case(rng: random.Random) -> Case:
         kv_heads=2 if heads == 6 else rng.choice((2, 4)),
         experts=Experts(count=4, top_k=2, width=96) if rng.random() < 0.2 else None,
     )
-    memory_bytes = rng.choice((1.75e9, 1.8e9, 1.85e9, 8e9))
+    memory_bytes = rng.choice((1.8e9, 1.88e9, 1.95e9, 8e9))
     cluster = rng.choice(
         (
             gpus(1, 2, memory_bytes=memory_bytes),
