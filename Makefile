@@ -47,7 +47,7 @@ test-runtime:
 	$(PYTEST) tests/procs/runtime
 
 test-rest:
-	$(PYTEST) $(addprefix --ignore=tests/,pure procs/train procs/cli procs/user_cases procs/runtime)
+	$(PYTEST) tests/procs $(addprefix --ignore=tests/procs/,train cli user_cases runtime)
 
 test-pure:
 	$(PYTEST) tests/pure
