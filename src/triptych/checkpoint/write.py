@@ -95,8 +95,9 @@ def save(
 
 
 def total_bytes(shards: Sequence[Shard], ranks: Ranks) -> int:
-    """Bytes of the tensors that all ranks save together; collective, right on rank 0."""
-    return sum(ranks.everywhere(lambda: sum(s.tensor.nbytes for s in shards if s.saved)))
+    """Bytes of the tensors that all ranks save together; collective."""
+    of_ranks = ranks.everywhere(lambda: sum(s.tensor.nbytes for s in shards if s.saved))
+    return ranks.on_first(lambda: sum(of_ranks))
 
 
 def _begin(folder: Path, step: int, needed_bytes: int) -> Path:

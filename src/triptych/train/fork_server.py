@@ -30,7 +30,7 @@ def start_fork_server(num_ranks: int, model_type: str = "") -> None:
     family = [f"transformers.models.{model_type}.modeling_{model_type}"] if model_type else []
     multiprocessing.set_forkserver_preload([*PRELOAD, *family, LAST])
     resource_tracker.ensure_running()
-    with environment(OMP_NUM_THREADS=str(threads_per_rank(num_ranks))), _no_interrupt():
+    with _environment(OMP_NUM_THREADS=str(threads_per_rank(num_ranks))), _no_interrupt():
         forkserver.ensure_running()
 
 
@@ -42,7 +42,7 @@ def threads_per_rank(num_ranks: int) -> int:
 
 
 @contextmanager
-def environment(**values: str) -> Iterator[None]:
+def _environment(**values: str) -> Iterator[None]:
     """The environment has these values inside; what starts there inherits them."""
     former = {key: os.environ.get(key) for key in values}
     os.environ.update(values)

@@ -25,7 +25,6 @@ from triptych.errors import CheckpointError, InputError, Problem, RunError
 from triptych.train.entry import run_rank
 from triptych.train.failure import first_cause, last_words, rank_ends
 from triptych.train.folder import RunFolder
-from triptych.train.fork_server import environment
 from triptych.train.job import Job
 from triptych.train.result import Summary
 from triptych.train.status import read_status
@@ -98,6 +97,7 @@ def _config(ranks: int, on_gpu: bool, restarts: int) -> LaunchConfig:
         local_addr="127.0.0.1",
         logs_specs=DefaultLogsSpecs(),
         shutdown_timeout=SHUTDOWN_S,
+        signals_to_handle=",".join(number.name for number in _FOR_AGENT),
     )
 
 
@@ -110,10 +110,8 @@ def _signals_to(watch: Watch) -> Iterator[None]:
     former = {number: signal.getsignal(number) for number in (*_FOR_AGENT, *ASKING)}
     for number in ASKING:
         signal.signal(number, lambda number, _: watch.ask(number))
-    names = ",".join(number.name for number in _FOR_AGENT)
     try:
-        with environment(TORCHELASTIC_SIGNALS_TO_HANDLE=names):
-            yield
+        yield
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

@@ -271,12 +271,12 @@ def is_asked_to_end(folder: str) -> Summary:
     return in_step(folder, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
-def asks_the_launcher(folder: str) -> Summary:
-    """The launcher gets SIGUSR1 in step 3, and again while the ranks save."""
+def asks_the_launcher(folder: str, number: int = signal.SIGUSR1) -> Summary:
+    """The launcher gets a signal in step 3, and again while the ranks save."""
     whole = write.write_shards
 
     def write_shards(*args: Any) -> Any:
-        os.kill(launcher, signal.SIGUSR1)
+        os.kill(launcher, number)
         return whole(*args)
 
     parent = parent_process()
@@ -284,11 +284,15 @@ def asks_the_launcher(folder: str) -> Summary:
     launcher = parent.pid
 
     def ask() -> None:
-        os.kill(launcher, signal.SIGUSR1)
+        os.kill(launcher, number)
         time.sleep(1.0)  # until it has been passed on
 
     write.write_shards = write_shards
     return in_step(folder, ask)
+
+
+def terminates_the_launcher(folder: str) -> Summary:
+    return asks_the_launcher(folder, signal.SIGTERM)
 
 
 def is_slow(folder: str) -> Summary:

@@ -33,7 +33,8 @@ def whole(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[int, f
     ("entry", "settings"),
     [
         (faulty.is_asked_to_end, ()),  # one rank, in a step
-        (faulty.asks_the_launcher, ("checkpoint.every=2",)),  # and again in a save
+        (faulty.terminates_the_launcher, ()),  # in a step, and again in its save
+        (faulty.asks_the_launcher, ("checkpoint.every=2",)),
     ],
 )
 def test_pub_106_it_goes_on_as_the_unbroken_run(
