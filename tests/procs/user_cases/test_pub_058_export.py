@@ -13,7 +13,7 @@ from checkpoints import step_folder, whole_tensors
 from job_samples import write_text
 from logits import logits
 from safetensors import safe_open
-from serve_samples import byte_tokenizer, config_of, stock_model
+from serve_samples import END, byte_tokenizer, config_of, stock_model
 from verbs import Ranks
 
 from triptych.plan.plan import Plan
@@ -31,7 +31,7 @@ train = ["{folder}/text"]
 sequence_length = 16
 
 [train]
-steps = 1
+steps = 2
 global_batch = 6
 """
 UNMOVED = "optimizer.learning_rate=1e-30"
@@ -42,6 +42,8 @@ def source_of(folder: Path, config: dict[str, Any], shard_kib: int = 100) -> Any
     model = stock_model(config)
     model.save_pretrained(folder / "source", max_shard_size=f"{shard_kib}KB")
     byte_tokenizer().save(str(folder / "source" / "tokenizer.json"))
+    names = {"eos_token": END}
+    (folder / "source" / "tokenizer_config.json").write_text(json.dumps(names))
     (folder / "source" / "generation_config.json").write_text('{"max_new_tokens": 7}')
     write_text(folder / "text")
     (folder / "job.toml").write_text(JOB.format(folder=folder))
@@ -86,7 +88,7 @@ def test_pub_058_a_tied_model_from_several_files_is_exported_whole(
     for name in ("tokenizer.json", "generation_config.json"):
         assert (out / name).read_bytes() == (tmp_path / "source" / name).read_bytes()
 
-    model, trained = loaded(out), whole_tensors(step_folder(tmp_path / "run", 1))
+    model, trained = loaded(out), whole_tensors(step_folder(tmp_path / "run", 2))
     assert found.keys() == {name for kind, name in trained if kind == "weight"}
     for name, parameter in model.named_parameters():
         assert parameter.shape == found[name].shape
