@@ -86,8 +86,7 @@ def make_parts(
     buckets = _filled(slots, stages, plan, model, mesh, seed, optimizer)
     if plan.compile:
         compile_layers(stages, plan, model)
-    else:
-        write_layers(stages, plan, model, buckets, deferral)
+    write_layers(stages, plan, model, buckets, deferral)
     return Parts(
         plan=plan,
         model=model,

@@ -44,19 +44,27 @@ def write_layers(
     buckets: GradientBuckets,
     deferral: Deferral,
 ) -> None:
-    """Makes the plain layers of stages run as written here. Buckets must hold their parameters."""
+    """Makes the plain layers of stages, but for compiled ones, run as written here.
+
+    Buckets must hold their parameters.
+    """
     rotary = Rotary()
     slots = {(id(m), name): slot for slot in buckets.slots for m, name in slot.places}
     for stage in stages:
         maker = _Maker(stage, buckets, deferral, slots)
         layers = list(stage.layers())
-        for index, layer in layers:
-            if is_plain(model, model.blocks[index]) and is_recognised(layer):
+        plain = [
+            (index, layer)
+            for index, layer in layers
+            if is_plain(model, model.blocks[index]) and is_recognised(layer)
+        ]
+        for index, layer in plain:
+            if "forward" not in vars(layer):  # else it is compiled
                 is_repeated = plan.recompute == "full" and plan.recomputes(index)
                 with buckets.in_memory(layer):
                     made = maker.layer(layer, model, index, rotary, is_repeated)
                 setattr(layer, "forward", made)  # noqa: B010
-        if all(isinstance(layer.forward, DecoderLayer) for _, layer in layers):
+        if plain == layers:
             stage.plain_trunk = _trunk(stage, [layer for _, layer in layers])
 
 

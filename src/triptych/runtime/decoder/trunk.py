@@ -1,4 +1,4 @@
-"""The layers of a stage one after the other, where all of them are written here."""
+"""The layers of a stage one after the other, where all of them are of the plain kind."""
 
 from __future__ import annotations
 
@@ -39,5 +39,10 @@ class Trunk:
             hidden_BsH = hidden_BsH * self._factor
         pair = self._rotary(hidden_BsH, positions_BS)
         for layer in self._layers:
-            hidden_BsH = layer(hidden_BsH, pair, documents=documents, positions=positions_BS)
+            hidden_BsH = layer(
+                hidden_BsH,
+                position_embeddings=pair,
+                documents=documents,
+                positions=positions_BS,
+            )
         return hidden_BsH if self._norm is None else self._norm(hidden_BsH)
