@@ -44,12 +44,12 @@ def layer_cost(
     bytes_per_element = site.tokens(setting) * site.rates.element_bytes
     working = 2.0 * max(op.n for op in local if op.operator.kind == "gemm")
     if setting.recompute == "full":
-        working += saved_elements(site, local, setting)
+        working += saved_elements(site, block, local, setting)
     return PieceCost(
         forward=forward,
         backward=backward.plus(again),
         recomputed_flops=flops,
-        saved_bytes=kept_elements(site, local, setting) * bytes_per_element,
+        saved_bytes=kept_elements(site, block, local, setting) * bytes_per_element,
         working_bytes=working * bytes_per_element,
         weight_s=sum(s.weight_gradient_s for s in seconds),
         input_s=backward.total_s

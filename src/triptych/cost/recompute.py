@@ -16,6 +16,7 @@ from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
 from triptych.model.model import Block, Mlp, Model
 from triptych.model.operators import Operator
+from triptych.plan.plain import is_plain
 
 
 def repeated(
@@ -73,7 +74,9 @@ def _unneeded(model: Model, block: Block, local: tuple[LocalOperator, ...]) -> i
 # --- memory ------------------------------------------------------------------------------------
 
 
-def saved_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+def saved_elements(
+    site: Site, block: Block, local: tuple[LocalOperator, ...], setting: Setting
+) -> float:
     """Elements per token that a layer keeps if nothing is recomputed."""
     split = setting.sequence_split
     entering_split = split if gathers_again(site.software, setting) else 1
@@ -81,17 +84,22 @@ def saved_elements(site: Site, local: tuple[LocalOperator, ...], setting: Settin
         op.saved + op.sequence_saved / split + op.entering_saved / entering_split for op in local
     )
     saved += _score_elements(site, local, setting)
-    return saved + (0.0 if setting.compile else _unfused_elements(local, setting, site.rates))
+    is_written = site.software.writes_plain_layers and is_plain(site.model, block)
+    if setting.compile or (is_written and setting.tensor == 1):
+        return saved
+    return saved + _unfused_elements(local, setting, site.rates)
 
 
-def kept_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
+def kept_elements(
+    site: Site, block: Block, local: tuple[LocalOperator, ...], setting: Setting
+) -> float:
     """Elements per token that a layer keeps until its backward."""
     if setting.recompute == "full":
         if setting.offloads_activations:
             return 0.0
         parts = setting.tensor if setting.shard_activations else setting.sequence_split
         return site.model.hidden / parts
-    saved = saved_elements(site, local, setting)
+    saved = saved_elements(site, block, local, setting)
     if setting.recompute == "selective" and site.software.selects_operators:
         return _half_elements(site, local, setting)
     if setting.recompute == "selective":

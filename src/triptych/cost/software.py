@@ -66,6 +66,7 @@ class Software:
     scatter: float = 1.0  # the same where ZeRO divides gradients or parameters after them
     checkpoint_s: float = 0.0  # host time of a recomputed layer besides its operators
     compiles_all: bool = True  # the loss too, and every layer; else those of `plan/compiled.py`
+    writes_plain_layers: bool = False  # and keeps of them what compiled ones do (`plan/plain.py`)
     is_fused: bool = False  # keeps and moves what compiled kernels do, compiled or not
     footprint: Footprint = Footprint()
     accumulation_bytes: float = 0.0  # per parameter and micro-batch; 0: a 16-bit read, fp32 added
@@ -81,6 +82,7 @@ TRIPTYCH = Software(
     name="triptych",
     compiles_all=False,
     hides_entries=True,
+    writes_plain_layers=True,
     # Counted kernel by kernel for a Llama layer of `transformers`: 308h against 94h bytes, about
     # 26 kernels for 11 operators.
     eager=Kernels(traffic=3.0, launches=2.4, loss_bytes=48.0),

@@ -139,6 +139,7 @@ class Family:
     norm_start: float = 1.0  # the value of a fresh norm's weight
     scaled_embedding: bool = False  # the library's embedding module multiplies (Gemma)
     wide_head_norm: bool = False  # query and key norms run over all heads together
+    plain: bool = False  # its layers are of the kind that the runtime has written out
     logit_factor: str | None = None  # the config's name of what logits are multiplied by
     logit_divisor: str | None = None  # ... and of what they are divided by
     logit_softcap: str | None = None  # ... and of the c in c x tanh(logits / c)
@@ -172,6 +173,7 @@ class Family:
 
 
 _LLAMA = Family(rules={**_SEPARATE_QKV, **_GATED_MLP, **_TWO_NORMS})
+_PLAIN = replace(_LLAMA, plain=True)
 _QK_NORM = replace(_LLAMA, rules={**_LLAMA.rules, **_HEAD_NORMS})
 _GEMMA_NORMS = _whole("pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GEMMA2 = replace(
@@ -344,19 +346,19 @@ _LLAMA4 = Family(
 )
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _QK_NORM,
-    "mistral": _LLAMA,
+    "llama": _PLAIN,
+    "qwen2": _PLAIN,
+    "qwen3": replace(_QK_NORM, plain=True),
+    "mistral": _PLAIN,
     "gemma2": _GEMMA2,
     "gemma3_text": replace(_GEMMA2, rules={**_GEMMA2.rules, **_HEAD_NORMS}),
     "gpt_neox": _GPT_NEOX,
     "gpt2": _GPT2,
     "phi3": _PHI3,
     "olmo2": _OLMO2,
-    "granite": replace(_LLAMA, logit_divisor="logits_scaling"),
+    "granite": replace(_PLAIN, logit_divisor="logits_scaling"),
     "glm4": _GLM4,
-    "smollm3": _LLAMA,
+    "smollm3": _PLAIN,
     "starcoder2": _STARCODER2,
     "cohere": _COHERE,
     "mixtral": _MIXTRAL,

@@ -53,6 +53,12 @@ def attend_with(attention: torch.nn.Module, attend: Attend) -> None:
     setattr(attention, _CONTEXT, attend)
 
 
+def is_plain(attention: torch.nn.Module) -> bool:
+    """True unless an attention module was told something that changes how its core runs."""
+    told = (AGAIN, _CONTEXT, _CHUNK, _TEMPERATURE)
+    return not any(hasattr(attention, name) for name in told)
+
+
 def describe_attention(attention: Any, described: Attention) -> None:
     """Tells an attention module of the library what it tells its mask alone, or gets wrong.
 

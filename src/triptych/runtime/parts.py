@@ -28,6 +28,7 @@ from triptych.runtime.data.optimizer import OptimizerSettings, ShardedAdamW
 from triptych.runtime.data.sharding import Shardings
 from triptych.runtime.data.slot import Slot
 from triptych.runtime.data.units import Residence, units_of
+from triptych.runtime.decoder.build import write_layers
 from triptych.runtime.dropout import Masks, place_dropout
 from triptych.runtime.expert.balance import RouterSettings
 from triptych.runtime.expert.experts import Experts
@@ -85,6 +86,7 @@ def make_parts(
     buckets = _filled(slots, stages, plan, model, mesh, seed, optimizer)
     if plan.compile:
         compile_layers(stages, plan, model)
+    write_layers(stages, plan, model, buckets, deferral)
     return Parts(
         plan=plan,
         model=model,

@@ -54,10 +54,14 @@ class LayerInputs:
         if self._comm is None and self._host is None:
             return _run_again(forward, *args)
         # The checkpoint saves its inputs under these hooks, all else under its own.
-        with torch.autograd.graph.saved_tensors_hooks(self._keep, self._restore):
+        with torch.autograd.graph.saved_tensors_hooks(self._keep, self.restore):
             return _run_again(forward, *args)
 
-    def _keep(self, input_BSH: torch.Tensor) -> _Kept:
+    def keep(self, input_BSH: torch.Tensor) -> Kept | None:
+        """A layer's input as it is kept; None: as any other tensor."""
+        return None if self._comm is None and self._host is None else self._keep(input_BSH)
+
+    def _keep(self, input_BSH: torch.Tensor) -> Kept:
         kept = input_BSH.detach()
         if self._comm is not None:
             size, index = -(-kept.numel() // self._comm.size), self._comm.index
@@ -68,16 +72,17 @@ class LayerInputs:
             self._host.bytes_sent += kept.nbytes
             home = torch.empty(kept.shape, dtype=kept.dtype, pin_memory=kept.is_cuda)
             kept = home.copy_(kept, non_blocking=True)
-        return _Kept(kept, input_BSH.shape, input_BSH.device)
+        return Kept(kept, input_BSH.shape, input_BSH.device)
 
-    def _restore(self, kept: _Kept) -> torch.Tensor:
+    def restore(self, kept: Kept) -> torch.Tensor:
+        """What was kept, whole and on its device."""
         tensor = kept.tensor.to(kept.device, non_blocking=True)
         if self._comm is not None:
             tensor = self._comm.all_gather(tensor)[: kept.shape.numel()]
         return tensor.view(kept.shape)
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """What stays of an input, and what it was."""
 
     tensor: torch.Tensor

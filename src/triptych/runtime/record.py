@@ -7,7 +7,7 @@ read when they are asked for, a step later.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -20,6 +20,23 @@ class Mark(NamedTuple):
     label: str
     start_s: float
     end_s: float
+
+
+class _Span:
+    """There are many in a step: a generator for each would cost the host more."""
+
+    __slots__ = ("_label", "_now", "_raw", "_start")
+
+    def __init__(
+        self, label: str, raw: list[tuple[str, object, object]], now: Callable[[], object]
+    ) -> None:
+        self._label, self._raw, self._now = label, raw, now
+
+    def __enter__(self) -> None:
+        self._start = self._now()
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.append((self._label, self._start, self._now()))
 
 
 class Recorder:
@@ -49,12 +66,9 @@ class Recorder:
         """Wall-clock seconds at the beginning of the step."""
         return self._origin_s
 
-    @contextmanager
-    def span(self, label: str) -> Iterator[None]:
+    def span(self, label: str) -> _Span:
         """Records what runs inside under `label`."""
-        start = self._now()
-        yield
-        self._raw.append((label, start, self._now()))
+        return _Span(label, self._raw, self._now)
 
     def marks(self) -> list[Mark]:
         """The spans of the step so far. On CUDA this waits for the device."""

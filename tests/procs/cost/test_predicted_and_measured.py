@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from triptych.cluster.text import parse_cluster
 from triptych.cost.frame import Frame
 from triptych.cost.pricer import Pricer
 from triptych.cost.setting import Setting
+from triptych.cost.software import TRIPTYCH
 from triptych.cost.storage import Storage
 from triptych.cost.traffic import rank_traffic
 from triptych.model.hf import from_config
@@ -188,13 +190,14 @@ def _kept_bytes(layers: int, dtype: torch.dtype) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_layer_keeps_the_bytes_that_are_predicted(dtype: str) -> None:
+def test_a_layer_of_the_library_keeps_the_bytes_that_are_predicted(dtype: str) -> None:
     torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     (one, config), (three, _) = (_kept_bytes(layers, torch_dtype) for layers in (1, 3))
     pricer = Pricer(
         from_config(config, "tiny"),
         parse_cluster("1x1xcpu"),
         Workload(sequence_length=LENGTH, global_batch=1),
+        replace(TRIPTYCH, writes_plain_layers=False),
     )
     setting = Setting(1, 1, 1, False, 1, "none", "sdpa", False, dtype)
     assert pricer.piece(0, setting).saved_bytes == pytest.approx((three - one) / 2, rel=0.01)

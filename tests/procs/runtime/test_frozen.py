@@ -118,7 +118,7 @@ def test_the_backward_stops_where_nothing_below_trains() -> None:
         engine = make_engine(plan, CONFIG, freeze=FREEZES["the bottom"])
         reached: list[bool] = []
         for name, module in engine.stages[0].causal_lm.named_modules():
-            if name.endswith("mlp") and name.split(".")[2].isdigit():
+            if name.rpartition(".")[2].isdigit():  # layers
                 module.register_forward_hook(lambda _, __, y: reached.append(y.requires_grad))
         rows = batch_of(0, 2, 16, CONFIG["vocab_size"])
         sent = engine.step(split(rows, plan, engine.mesh.coordinates), 1e-3).bytes_sent

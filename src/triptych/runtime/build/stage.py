@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -81,6 +81,15 @@ class StageLayers(nn.ModuleList):
         return [*self][index] if isinstance(index, slice) else super().__getitem__(index)
 
 
+class PlainTrunk(Protocol):
+    """What the library's trunk does for layers of the plain kind, without a cache."""
+
+    def __call__(
+        self, hidden_BsH: torch.Tensor, positions_BS: torch.Tensor, documents: Documents | None
+    ) -> torch.Tensor:
+        """[B, s, H] to the same."""
+
+
 class NoPositions(nn.Module):
     """Stands for the table of positions, which only the first stage adds."""
 
@@ -114,7 +123,7 @@ class StageModule(nn.Module):
         self.before_head: Callable[[], None] = _nothing  # gathers the head under ZeRO-3
         self.causal_lm = causal_lm
         self._family = family_of(model.family)
-        self._trunk = causal_lm.get_submodule(self._family.trunk)
+        self.trunk = causal_lm.get_submodule(self._family.trunk)
         self._bending = _bending(self._family, causal_lm.config)
         self._hidden = model.hidden
         self._plan = plan
@@ -122,7 +131,7 @@ class StageModule(nn.Module):
             mesh.tensor if plan.shard_activations else None,
             mesh.counters.axis("host") if plan.offload == "activations" else None,
         )
-        self._tensor = mesh.tensor
+        self.tensor = mesh.tensor
         self._context, self._context_method = mesh.context, plan.context_method
         self._expert = mesh.expert
         self._router = router or RouterSettings()
@@ -131,10 +140,11 @@ class StageModule(nn.Module):
         self.vocabulary = Vocabulary(start, stop, mesh.tensor)
         self._entry = cut(causal_lm, self._family, stage.start, stage.stop, model.num_layers)
         # What the library wraps around it (defaults, records of what is inside) is not for us.
-        self._run_trunk = partial(inspect.unwrap(type(self._trunk).forward), self._trunk)
+        self.plain_trunk: PlainTrunk | None = None  # runs instead where it can
+        self._run_trunk = partial(inspect.unwrap(type(self.trunk).forward), self.trunk)
         self._counted: torch.Tensor | None = None
         if self._family.rotary is not None:
-            rotary = self._trunk.get_submodule(self._family.rotary)
+            rotary = self.trunk.get_submodule(self._family.rotary)
             setattr(rotary, "forward", Remembered(rotary.forward))  # noqa: B010
         self._layers = range(stage.start, stage.stop)
         self._shard(model, self._layers, deferral)
@@ -142,19 +152,19 @@ class StageModule(nn.Module):
     def _shard(self, model: Model, layers: range, deferral: Deferral) -> None:
         family = self._family
         if self.is_first:
-            shard_embedding(self._trunk, model, self._tensor, self._sequence_parallel)
+            shard_embedding(self.trunk, model, self.tensor, self._sequence_parallel)
         if self.is_last:
             replace_linears(self.causal_lm, deferral, recurse=False)
         for index in layers:
-            layer = self._trunk.get_submodule(f"{family.layers}.{index}")
+            layer = self.trunk.get_submodule(f"{family.layers}.{index}")
             if experts_of(layer, family) is not None:
                 self._divide_experts(layer, index)
-            if self._tensor.size > 1:
+            if self.tensor.size > 1:
                 pack(layer, family)
             replace_linears(layer, deferral)
-            if self._tensor.size > 1:
-                shard_layer(layer, family, self._tensor, self._sequence_parallel)
-                set_heads(layer, model, self._tensor)
+            if self.tensor.size > 1:
+                shard_layer(layer, family, self.tensor, self._sequence_parallel)
+                set_heads(layer, model, self.tensor)
             attention = layer.get_submodule(family.attention)
             describe_attention(attention, model.blocks[index].attention)
             if self._context.size > 1:
@@ -179,7 +189,7 @@ class StageModule(nn.Module):
             self._router,
             self.causal_lm.config,
             is_sigmoid=self._family.sigmoid_router,
-            tensor=self._tensor,
+            tensor=self.tensor,
             context=self._context,
         )
         attention = layer.get_submodule(self._family.attention)
@@ -189,17 +199,17 @@ class StageModule(nn.Module):
     @property
     def sequence_split(self) -> int:
         """Into how many parts the sequence is cut outside of tensor-parallel regions."""
-        return self._tensor.size if self._sequence_parallel else 1
+        return self.tensor.size if self._sequence_parallel else 1
 
     @property
     def tensor_number(self) -> int | None:
         """The communicator of its tensor-parallel regions; None without."""
-        return number_of(self._tensor) if self._tensor.size > 1 else None
+        return number_of(self.tensor) if self.tensor.size > 1 else None
 
     def layers(self) -> Iterator[tuple[int, nn.Module]]:
         """The decoder layers of the stage, each with its place in the model."""
         for index in self._layers:
-            yield index, self._trunk.get_submodule(f"{self._family.layers}.{index}")
+            yield index, self.trunk.get_submodule(f"{self._family.layers}.{index}")
 
     def to_device(self, device: torch.device) -> None:
         """Moves or makes buffers: frequencies, and those that are loaded.
@@ -207,7 +217,7 @@ class StageModule(nn.Module):
         Parameters are allocated where they belong.
         """
         if self._family.rotary is not None:
-            self._trunk.get_submodule(self._family.rotary).to(device)
+            self.trunk.get_submodule(self._family.rotary).to(device)
         for module in self.causal_lm.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.is_meta:
@@ -257,8 +267,11 @@ class StageModule(nn.Module):
         if positions_BS is None:
             positions_BS = self._count(ids_BS, cache)
         if received_BsH is None:
-            embedded_BsH = self._trunk.get_submodule(self._family.embedding)(ids_BS)
-        else:
+            embedded_BsH = self.trunk.get_submodule(self._family.embedding)(ids_BS)
+        if self.plain_trunk is not None and cache is None:
+            start_BsH = embedded_BsH if received_BsH is None else received_BsH
+            return self.plain_trunk(start_BsH, positions_BS, documents)
+        if received_BsH is not None:
             assert self._entry is not None
             self._entry.received = received_BsH
             embedded_BsH = received_BsH.detach()  # only its shape, type and device are looked at
@@ -290,7 +303,7 @@ class StageModule(nn.Module):
     ) -> torch.Tensor:
         """scale x the summed cross-entropy of the last stage's hidden states."""
         self.before_head()
-        hidden = enter_region(hidden_BsH, self._tensor, self._sequence_parallel)
+        hidden = enter_region(hidden_BsH, self.tensor, self._sequence_parallel)
         return cross_entropy(
             hidden.reshape(-1, self._hidden),
             self.head.weight,
@@ -304,7 +317,7 @@ class StageModule(nn.Module):
     def local_logits(self, hidden_BsH: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the logits [B, S, v]."""
         self.before_head()
-        hidden = enter_region(hidden_BsH, self._tensor, self._sequence_parallel)
+        hidden = enter_region(hidden_BsH, self.tensor, self._sequence_parallel)
         logits = functional.linear(hidden, self.head.weight)
         self._bending.bend(logits)
         return logits

@@ -50,17 +50,8 @@ def attend(
     """Attention of a tile's queries to its keys; each query sees at least one of them."""
     if not _is_fused(q_BHSD, v_BKTD, scores, tile):
         return _written(q_BHSD, k_BKTD, v_BKTD, scores, tile)
-    k, v = _spread(k_BKTD, q_BHSD), _spread(v_BKTD, q_BHSD)
     causal = not tile.is_full and tile.is_triangle
-    if q_BHSD.is_cuda:
-        result = _aten._scaled_dot_product_flash_attention(
-            q_BHSD, k, v, 0.0, causal, scale=scores.scale
-        )
-    else:
-        result = _aten._scaled_dot_product_flash_attention_for_cpu(
-            q_BHSD, k, v, 0.0, causal, attn_mask=_added(q_BHSD, k, tile), scale=scores.scale
-        )
-    return Attended(result[0], result[1])
+    return flash(q_BHSD, k_BKTD, v_BKTD, causal, scores.scale, _added(q_BHSD, k_BKTD, tile))
 
 
 def attend_backward(
@@ -78,23 +69,59 @@ def attend_backward(
     """
     if not _is_fused(q_BHSD, v_BKTD, scores, tile):
         return _written_backward(grad_BHSD, q_BHSD, k_BKTD, v_BKTD, whole, scores, tile)
-    k, v = _spread(k_BKTD, q_BHSD), _spread(v_BKTD, q_BHSD)
-    out, lse = whole
     causal = not tile.is_full and tile.is_triangle
-    if q_BHSD.is_cuda:
-        nothing = torch.empty(0, device=q_BHSD.device)
-        seed = torch.zeros((), dtype=torch.int64, device=q_BHSD.device)
-        shape = (q_BHSD.shape[2], k.shape[2])
-        grads = _aten._scaled_dot_product_flash_attention_backward(
-            grad_BHSD, q_BHSD, k, v, out, lse.contiguous(), nothing, nothing, *shape, 0.0, causal,
-            seed, seed, scale=scores.scale,
+    added = _added(q_BHSD, k_BKTD, tile)
+    return flash_backward(grad_BHSD, q_BHSD, k_BKTD, v_BKTD, whole, causal, scores.scale, added)
+
+
+def flash(
+    q_BHSD: torch.Tensor,
+    k_BKTD: torch.Tensor,
+    v_BKTD: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+    added_ST: torch.Tensor | None = None,
+) -> Attended:
+    """Attention in a fused kernel; `added` to the scores on CPU only. No gradient."""
+    if not q_BHSD.is_cuda:
+        return Attended(
+            *torch._scaled_dot_product_flash_attention_for_cpu(
+                q_BHSD, k_BKTD, v_BKTD, 0.0, is_causal, attn_mask=added_ST, scale=scale
+            )
+        )
+    k, v = _spread(k_BKTD, q_BHSD), _spread(v_BKTD, q_BHSD)
+    made = torch._scaled_dot_product_flash_attention(q_BHSD, k, v, 0.0, is_causal, scale=scale)
+    return Attended(made[0], made[1])
+
+
+def flash_backward(
+    grad_BHSD: torch.Tensor,
+    q_BHSD: torch.Tensor,
+    k_BKTD: torch.Tensor,
+    v_BKTD: torch.Tensor,
+    whole: Attended,
+    is_causal: bool,
+    scale: float,
+    added_ST: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v, given the output and the log-sum-exp."""
+    out, lse = whole
+    if not q_BHSD.is_cuda:
+        grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = (
+            _aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+                grad_BHSD, q_BHSD, k_BKTD, v_BKTD, out, lse, 0.0, is_causal,
+                attn_mask=added_ST, scale=scale,
+            )
         )  # fmt: skip
-    else:
-        grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_BHSD, q_BHSD, k, v, out, lse, 0.0, causal,
-            attn_mask=_added(q_BHSD, k, tile), scale=scores.scale,
-        )  # fmt: skip
-    grad_q, grad_k, grad_v = grads
+        return grads
+    nothing = torch.empty(0, device=q_BHSD.device)
+    seed = torch.zeros((), dtype=torch.int64, device=q_BHSD.device)
+    shape = (q_BHSD.shape[2], k_BKTD.shape[2])
+    k, v = _spread(k_BKTD, q_BHSD), _spread(v_BKTD, q_BHSD)
+    grad_q, grad_k, grad_v = _aten._scaled_dot_product_flash_attention_backward.default(
+        grad_BHSD, q_BHSD, k, v, out, lse.contiguous(), nothing, nothing, *shape,
+        0.0, is_causal, seed, seed, scale=scale,
+    )  # fmt: skip
     return grad_q, _gather(grad_k, k_BKTD), _gather(grad_v, v_BKTD)
 
 

@@ -88,6 +88,22 @@ class Bucket:
         part = whole[self.start : self.stop]
         return part.clone() if is_divided else part
 
+    @contextmanager
+    def in_memory(self) -> Iterator[None]:
+        """Inside, views can be made: torch makes none of what has no memory."""
+        vacant = [x for x in (self.values, self.gradients) if not x.untyped_storage().nbytes()]
+        for flat in vacant:
+            _occupy(flat)
+        yield
+        for flat in vacant:
+            _vacate(flat)
+
+    def as_one(self, slots: Sequence[Slot]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and gradients of matrices that lie side by side, as one matrix each."""
+        span = slice(slots[0].offset, slots[-1].offset + slots[-1].elements)
+        columns = box_shape(slots[0].box)[1]
+        return self.values[span].view(-1, columns), self.gradients[span].view(-1, columns)
+
     # ---- values --------------------------------------------------------------------------------
 
     @property

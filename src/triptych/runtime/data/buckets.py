@@ -9,7 +9,8 @@ one that travels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import product
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from triptych.runtime.data.bucket import Bucket
 from triptych.runtime.data.sharding import Shardings
+from triptych.runtime.data.sinks import Neighbours, Sink, are_neighbours
 from triptych.runtime.data.slot import Slot
 from triptych.runtime.tensor.linear import Linear
 from triptych.runtime.tensor.shard import VocabularyParallelEmbedding
@@ -130,14 +132,39 @@ class GradientBuckets:
         for module, attribute in slot.places:
             setattr(module, attribute, parameter)
             if slot.trains and isinstance(module, Linear) and attribute == "weight":
-                module.sink = _WeightSink(slot, bucket, self.arrived, is_product=True)
+                module.sink = Sink(slot, bucket, self.arrived, is_product=True)
             alone = slot.trains and len(slot.places) == 1
             if alone and isinstance(module, VocabularyParallelEmbedding):
-                module.sink = _WeightSink(slot, bucket, self.arrived, is_product=False)
+                module.sink = Sink(slot, bucket, self.arrived, is_product=False)
         if not slot.trains:
             return
         hook = self._hook(slot, bucket)
         parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def sink_of(self, slot: Slot) -> Sink | None:
+        """Where the gradient of a norm or bias can go without autograd; None if it is frozen."""
+        if not slot.trains:
+            return None
+        return Sink(slot, self._bucket_of(slot), self.arrived, is_product=False)
+
+    def as_one(self, slots: Sequence[Slot]) -> Neighbours | None:
+        """Matrices of a stage as one, if they train and lie side by side."""
+        if not are_neighbours(slots):
+            return None
+        return Neighbours(slots, self._bucket_of(slots[0]), self.arrived)
+
+    @contextmanager
+    def in_memory(self, module: nn.Module) -> Iterator[None]:
+        """Inside, views can be made of what the parameters of a module lie in."""
+        modules = set(module.modules())
+        with ExitStack() as stack:
+            for bucket in self.buckets:
+                if any(place[0] in modules for slot in bucket.slots for place in slot.places):
+                    stack.enter_context(bucket.in_memory())
+            yield
+
+    def _bucket_of(self, slot: Slot) -> Bucket:
+        return next(bucket for bucket in self.buckets if bucket is slot.room)
 
     def _hook(self, slot: Slot, bucket: Bucket) -> Callable[[torch.Tensor], None]:
         def add(parameter: torch.Tensor) -> None:
@@ -145,16 +172,18 @@ class GradientBuckets:
                 return
             slot.add(parameter.grad)
             parameter.grad = None
-            self.arrived(slot, bucket, False)
+            self.arrived((slot,), bucket, False)
 
         return add
 
-    def arrived(self, slot: Slot, bucket: Bucket, weights: bool) -> None:
-        """Notes a gradient; starts the bucket's reduction if it is now full."""
-        slot.arrived = True
-        slot.is_final = slot.stage is not None and (slot.stage, weights) in self._final
+    def arrived(self, slots: Sequence[Slot], bucket: Bucket, weights: bool) -> None:
+        """Notes gradients of slots of a stage; starts the bucket's reduction if it is now full."""
+        stage = slots[0].stage
+        is_final = stage is not None and (stage, weights) in self._final
+        for slot in slots:
+            slot.arrived, slot.is_final = True, is_final
         if not bucket.sharding.reduces_each:
-            if slot.is_final and bucket.is_final:
+            if is_final and bucket.is_final:
                 self._start_in_order()
         elif bucket.is_full:
             self._start(bucket)
@@ -171,29 +200,6 @@ class GradientBuckets:
             self._travelling.append(bucket)
             while len(self._travelling) > 1:
                 self._travelling.pop(0).finish_scatter()
-
-
-class _WeightSink:
-    """Lets a linear or a table add its weight gradient to a slot and tell the bucket.
-
-    A weight that other modules use too (a tied embedding) is complete when autograd says so.
-    """
-
-    def __init__(
-        self,
-        slot: Slot,
-        bucket: Bucket,
-        arrived: Callable[[Slot, Bucket, bool], None],
-        is_product: bool,
-    ) -> None:
-        self._slot, self._bucket, self._arrived = slot, bucket, arrived
-        self._is_product = is_product
-        self.add, self.add_product, self.add_rows = slot.add, slot.add_product, slot.add_rows
-
-    def arrive(self) -> None:
-        """This micro-batch's part is in the slot."""
-        if len(self._slot.places) == 1:
-            self._arrived(self._slot, self._bucket, self._is_product)
 
 
 # ---- from slots to buckets ---------------------------------------------------------------------

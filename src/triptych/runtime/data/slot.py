@@ -84,12 +84,12 @@ class Slot:
     def add_product(self, grad_TN: torch.Tensor, input_TK: torch.Tensor) -> None:
         """Adds grad^T x input, in place where the types allow it."""
         if grad_TN.dtype != self.gradient.dtype:
-            self.add(grad_TN.T @ input_TK)
+            self.add(grad_TN.t() @ input_TK)
         elif self.filled:
-            self.gradient.addmm_(grad_TN.T, input_TK)
+            self.gradient.addmm_(grad_TN.t(), input_TK)
         else:
             self._open()
-            torch.mm(grad_TN.T, input_TK, out=self.gradient)
+            torch.mm(grad_TN.t(), input_TK, out=self.gradient)
             self.filled = True
 
     def add_rows(self, grad_TH: torch.Tensor, ids_T: torch.Tensor) -> None:
