@@ -26,7 +26,7 @@ MORE: dict[str, dict[str, Any]] = {
         "recompute": "full",
     },
     "CP2 x DP2 ZeRO-2": {"cp": 2, "dp": 2, "zero": 2},
-    "CP2 x PP2 zb-v": {"cp": 2, "pp": 2, "schedule": "zb-v", "chunks": 2},
+    "CP2 x PP2 zb-v": {"cp": 2, "pp": 2, "schedule": "zb-v", "chunks": 2, "microbatch": 1},
     "CP2 x TP4, copied KV heads": {"cp": 2, "tp": 4},
 }
 
@@ -51,7 +51,7 @@ def _one_process(family: str) -> Run:
 
 
 def _assert_one_process(family: str, settings: dict[str, Any]) -> None:
-    plan = Plan.uniform(4, precision=DOUBLE, **settings)
+    plan = Plan.uniform(4, precision=DOUBLE, **{"microbatch": 2, **settings})
     found = merge(run_ranks(plan.world_size, _train, plan, family))
     assert_equal_runs(found, _one_process(family), 1e-12)
 

@@ -27,7 +27,7 @@ def _train(plan: Plan, family: str) -> Run:
 
 
 def _runs(family: str, precision: Precision, **degrees: Any) -> Run:
-    plan = Plan.uniform(4, precision=precision, **degrees)
+    plan = Plan.uniform(4, precision=precision, microbatch=2, **degrees)
     return merge(run_ranks(plan.world_size, _train, plan, family))
 
 

@@ -63,7 +63,7 @@ def _count(optimizer: Any, name: str, counts: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        _plan("zb-h2"),
+        _plan("zb-h2", microbatch=2),
         _plan("zb-v", dp=2, zero=1, microbatch=1),
         _plan("zb-v", dp=2, zero=3, recompute="full"),
     ],

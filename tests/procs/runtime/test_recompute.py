@@ -62,7 +62,7 @@ def test_recomputation_changes_no_bit(settings: dict[str, Any], family: str) -> 
             assert again == loss, mode
             assert all(map(torch.equal, gradients, others)), mode
 
-    plan = Plan.uniform(4, **settings)
+    plan = Plan.uniform(4, microbatch=2, **settings)
     run_ranks(plan.world_size, body, plan, family_config(family))
 
 
