@@ -75,6 +75,9 @@ CASES = (
     ("many weights", 1e9),
     ("many weights", 10e9),
 )
+PROBE_BYTES = 1024
+"""Of the messages that tell the machine's pace: over a slow link longer ones would take minutes."""
+
 SLOW = 100e6
 """Up to this speed one timed step is enough: its time is the link's."""
 
@@ -111,7 +114,7 @@ def run_case(folder: Folder, name: str, bits_per_s: float) -> dict[str, Any]:
     found = {}
     for label, text in PLANS.items():
         plan = f"{text.format(m=scene.microbatch)},precision=fp32"
-        ranks = on_nodes(partial(run, scene.config, plan, scene.workload, steps))
+        ranks = on_nodes(partial(run, scene.config, plan, scene.workload, steps, PROBE_BYTES))
         pace = mean_pace([rank.pace for rank in ranks])
         found[label] = {"step_s": step_s(ranks), "plan": plan, "pace": list(pace)}
     return {"scene": name, "bits_per_s": bits_per_s, "plans": found}

@@ -17,7 +17,7 @@ from transformers import (  # noqa: F401  (lazy modules: loaded once here, not o
 )
 
 from triptych.cluster.cluster import Cluster
-from triptych.measure.drift import Pace, mean_pace, pace
+from triptych.measure.drift import MESSAGE_BYTES, Pace, mean_pace, pace
 from triptych.measure.watch import Place, Watch
 from triptych.model.hf import from_config
 from triptych.plan.plan import Plan
@@ -118,20 +118,23 @@ def run(
     text: str,
     workload: Workload = WORKLOAD,
     steps: int = TIMED_STEPS,
+    message_bytes: int = MESSAGE_BYTES,
 ) -> Ran:
-    """Trains a few steps under a plan, the machine's pace measured before and after them."""
+    """Trains a few steps under a plan, the machine's pace measured before and after them, with
+    messages of so many bytes.
+    """
     step = _step(config, text, workload)
     step()
     world = dist.get_world_size()
     place = Place(rank=dist.get_rank(), world=world, per_node=world, device=torch.device("cpu"))
     watch = Watch(place)
-    before, found = pace(watch), []
+    before, found = pace(watch, message_bytes), []
     for _ in range(steps):
         watch.together()
         start_s = time.perf_counter()
         step()
         found.append(time.perf_counter() - start_s)
-    return Ran(found, mean_pace([before, pace(watch)]))
+    return Ran(found, mean_pace([before, pace(watch, message_bytes)]))
 
 
 def peak_bytes(config: Mapping[str, Any], text: str, workload: Workload = WORKLOAD) -> int:

@@ -32,7 +32,7 @@ class Pace(NamedTuple):
     message_s: float
 
 
-def pace(watch: Watch) -> Pace:
+def pace(watch: Watch, message_bytes: int = MESSAGE_BYTES) -> Pace:
     """The pace of the ranks at the moment, means over them; collective, a tenth of a second."""
     rows, inner, columns = PRODUCT
     x = torch.ones(rows, inner, device=watch.device)
@@ -42,7 +42,7 @@ def pace(watch: Watch) -> Pace:
     world = watch.place.world
     group = dist.group.WORLD if world > 1 else None
     comm = Communicator("drift", range(world), watch.place.rank, group, Counters())
-    whole = torch.zeros(world, MESSAGE_BYTES // 4 // world, device=watch.device)
+    whole = torch.zeros(world, message_bytes // 4 // world, device=watch.device)
     calls = (
         lambda: torch.mm(x, weight.T, out=out),
         lambda: torch.mul(one, other, out=moved),
