@@ -58,6 +58,11 @@ def owned_elements(stages: Sequence[StageCost], storage: Storage) -> float:
     """Parameters whose optimizer state a rank holds."""
     dense = sum(stage.holdings.dense for stage in stages)
     expert = sum(stage.holdings.expert for stage in stages)
+    return _owned(dense, expert, storage)
+
+
+def _owned(dense: float, expert: float, storage: Storage) -> float:
+    """Of elements that a rank holds, those that it updates."""
     if not storage.zero:
         return float(dense + expert)
     return dense / storage.shards + expert / storage.expert_shards
@@ -100,9 +105,7 @@ def _muon_elements(stages: Sequence[StageCost], storage: Storage) -> float:
     """Elements of matrices that have no second moment on a rank."""
     dense = sum(stage.holdings.matrices for stage in stages)
     expert = sum(stage.holdings.expert_matrices for stage in stages)
-    if not storage.zero:
-        return float(dense + expert)
-    return dense / storage.shards + expert / storage.expert_shards
+    return _owned(dense, expert, storage)
 
 
 def work_bytes(
