@@ -60,8 +60,13 @@ class Bar(NamedTuple):
 
 def write_report(run: Run, out: Path) -> Path:
     """Writes the page of a run to `out` (folders are made); returns `out`."""
+    return write_page(html(run), out)
+
+
+def write_page(page: str, out: Path) -> Path:
+    """Writes a page to `out` (folders are made); returns `out`."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(html(run), encoding="utf-8")
+    out.write_text(page, encoding="utf-8")
     return out
 
 

@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from triptych.report.html import environment
+from triptych.report.html import environment, write_page
 from triptych.report.serving import STEP_TERMS, serving_cells
 from triptych.report.text import gib, seconds
 
 
 def write_serving(document: Mapping[str, Any], out: Path) -> Path:
     """Writes the page of serving plans to `out` (folders are made); returns `out`."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(serving_page(document), encoding="utf-8")
-    return out
+    return write_page(serving_page(document), out)
 
 
 def serving_page(document: Mapping[str, Any]) -> str:

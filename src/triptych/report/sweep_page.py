@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from triptych.report.chart import Series, line_chart
-from triptych.report.html import environment
+from triptych.report.html import environment, write_page
 from triptych.report.sweep import sweep_cells
 
 _CURVES = {
@@ -20,9 +20,7 @@ _CURVES = {
 
 def write_sweep(document: Mapping[str, Any], out: Path) -> Path:
     """Writes the page of a sweep to `out` (folders are made); returns `out`."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(sweep_page(document), encoding="utf-8")
-    return out
+    return write_page(sweep_page(document), out)
 
 
 def sweep_page(document: Mapping[str, Any]) -> str:

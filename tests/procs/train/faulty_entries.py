@@ -100,7 +100,8 @@ def runs_out_of_memory(folder: str) -> Summary:
     return in_step(folder, allocate)
 
 
-def raises_in_data(folder: str) -> Summary:
+def in_data(folder: str, fault: Callable[[], None]) -> Summary:
+    """A fault on one rank while it takes the data of step 3."""
     whole, calls = TrainingData.microbatches, 0
 
     def microbatches(data: TrainingData, position: int) -> list[Arrays]:
@@ -108,12 +109,19 @@ def raises_in_data(folder: str) -> Summary:
         calls += 1
         if calls == BAD_STEP:
             failing(folder)
-            raise OSError(TEXT)
+            fault()
         return whole(data, position)
 
     if is_bad_rank():
         TrainingData.microbatches = microbatches  # type: ignore[method-assign]
     return worker.run_rank(folder)
+
+
+def raises_in_data(folder: str) -> Summary:
+    def fault() -> None:
+        raise OSError(TEXT)
+
+    return in_data(folder, fault)
 
 
 def raises_in_saving(folder: str) -> Summary:
@@ -241,19 +249,7 @@ def disk_turns_read_only(folder: str) -> Summary:
 
 def hangs_in_data(folder: str) -> Summary:
     """One rank never comes back from its data."""
-    whole, calls = TrainingData.microbatches, 0
-
-    def microbatches(data: TrainingData, position: int) -> list[Arrays]:
-        nonlocal calls
-        calls += 1
-        if calls == BAD_STEP:
-            failing(folder)
-            wait_forever()
-        return whole(data, position)
-
-    if is_bad_rank():
-        TrainingData.microbatches = microbatches  # type: ignore[method-assign]
-    return worker.run_rank(folder)
+    return in_data(folder, wait_forever)
 
 
 def wait_forever() -> None:
