@@ -44,6 +44,15 @@ class Table:
         where = f"[{key}] of {self.where}"
         return Table({}, where, []) if value is None else Table(value, where, self.problems)
 
+    def table(self, key: str) -> Table:
+        """A required table within this one."""
+        value = self.peek(key)
+        if value is None:
+            self._missing(key)
+        elif not _is_table(value):
+            self.wrong(key, value, "a table")
+        return self.child(key, value if _is_table(value) else None)
+
     def tables(self, key: str) -> list[Table]:
         """A required array of at least one table."""
         value = self.peek(key)

@@ -122,7 +122,7 @@ def with_groups(path: Path, fleet: Fleet, placement: Placement) -> str:
 
 
 def _fleet(table: Table) -> tuple[Fleet, tuple[float, ...]]:
-    devices = table.child("devices", table.take("devices", "a table"))  # type: ignore[arg-type]
+    devices = table.table("devices")
     models: list[Served] = []
     slo_s: list[float] = []
     for each in table.tables("models"):
@@ -147,8 +147,7 @@ def _fleet(table: Table) -> tuple[Fleet, tuple[float, ...]]:
 
 def _profiles(table: Table, weight_bytes: float) -> dict[Shape, Profile]:
     found: dict[Shape, Profile] = {}
-    value = table.take("stage_s", "a table of lists of seconds by shape")
-    for text, seconds in value.items() if isinstance(value, dict) else ():
+    for text, seconds in table.table("stage_s").values.items():
         try:
             shape = read_shape(text)
         except InputError as error:
@@ -166,7 +165,7 @@ def _are_seconds(value: object) -> bool:
 
 
 def _requests(table: Table, folder: Path) -> Requests:
-    own = table.child("requests", table.take("requests", "a table"))  # type: ignore[arg-type]
+    own = table.table("requests")
     if own.peek("trace") is not None:
         found = Requests(trace=folder / own.string("trace"))
     else:

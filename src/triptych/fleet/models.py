@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from triptych.errors import InputError, Problem
+from triptych.units import GIB
 
 
 class Shape(NamedTuple):
@@ -100,17 +101,24 @@ class Fleet:
             InputError: with every model that fits no group, and by how many bytes.
 
         """
-        problems = [
-            Problem(
-                f"{model.name}: {least / 2**30:.2f} GiB on a device in its best shape",
-                f"at most the {self.device_bytes / 2**30:.2f} GiB of a device",
-                "more devices in a group, or less memory a weight",
-            )
-            for index, model in enumerate(self.models)
-            if (least := self._least_bytes(index)) > self.device_bytes
-        ]
-        if problems:
-            raise InputError(problems)
+        problems = [self._unplaceable(i) for i in range(len(self.models))]
+        if found := [problem for problem in problems if problem is not None]:
+            raise InputError(found)
+
+    def _unplaceable(self, model: int) -> Problem | None:
+        """Why a model fits no group; None if it fits one."""
+        name, least = self.models[model].name, self._least_bytes(model)
+        if math.isinf(least):
+            shapes = ", ".join(map(str, sorted(self.models[model].profiles))) or "none"
+            rule = f"a shape of at most {self.num_devices} devices"
+            return Problem(f"{name}: stage_s of {shapes}", rule, "stage_s of a smaller shape")
+        if least <= self.device_bytes:
+            return None
+        return Problem(
+            f"{name}: {least / GIB:.2f} GiB on a device in its best shape",
+            f"at most the {self.device_bytes / GIB:.2f} GiB of a device",
+            "stage_s of a larger shape, or less memory a weight",
+        )
 
     def _least_bytes(self, model: int) -> float:
         return min((self.bytes_of(model, shape) for shape in self.shapes), default=math.inf)

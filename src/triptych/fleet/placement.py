@@ -10,6 +10,7 @@ from typing import NamedTuple
 from triptych.errors import InputError, Problem
 from triptych.fleet.models import Fleet, Shape
 from triptych.simulate import single_shot
+from triptych.units import GIB
 
 
 class Group(NamedTuple):
@@ -74,12 +75,13 @@ class Placement:
         """
         problems = []
         if self.num_devices > fleet.num_devices:
-            rule = f"at most {fleet.num_devices}"
-            problems.append(Problem(f"groups of {self.num_devices} devices", rule))
+            what, rule = f"groups of {self.num_devices} devices", f"at most {fleet.num_devices}"
+            problems.append(Problem(what, rule, "fewer or smaller groups"))
         for index, group in enumerate(self.groups):
             if (held := group.bytes_in(fleet)) > fleet.device_bytes:
-                what = f"group {index}: {held / 2**30:.2f} GiB of weights on a device"
-                problems.append(Problem(what, f"at most {fleet.device_bytes / 2**30:.2f} GiB"))
+                what = f"group {index}: {held / GIB:.2f} GiB of weights on a device"
+                rule = f"at most {fleet.device_bytes / GIB:.2f} GiB"
+                problems.append(Problem(what, rule, "fewer models in the group, or a larger shape"))
         if problems:
             raise InputError(problems)
 

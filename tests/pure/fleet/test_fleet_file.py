@@ -68,6 +68,30 @@ def test_every_fault_at_once(fleet: Path) -> None:
         assert part in message
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[devices]\ncount = 4\nmemory_gib = 2.0", 'devices = "four"', "devices must be a table"),
+        ("stage_s = { 1x1 = [0.3] }", 'stage_s = "fast"', "stage_s must be a table"),
+        ("[requests]", "[request]", "requests is missing"),
+    ],
+)
+def test_what_is_no_table(fleet: Path, old: str, new: str, words: str) -> None:
+    fleet.write_text(
+        new + "\n" + TEXT.replace(old, "") if "devices" in new else TEXT.replace(old, new)
+    )
+    with pytest.raises(InputError, match=words):
+        read_fleet(fleet)
+
+
+def test_a_shape_larger_than_all_devices_is_no_place(fleet: Path) -> None:
+    fleet.write_text(
+        TEXT.replace("{ 1x1 = [0.3] }", "{ 8x1 = [0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3] }")
+    )
+    with pytest.raises(InputError, match=r"slow: stage_s of 8x1(.|\n)*at most 4 devices"):
+        read_fleet(fleet).fleet.check()
+
+
 def test_place_then_simulate(fleet: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = fleet.with_name("placed.toml")
     assert run(["place", str(fleet), "--out", str(out), "--trials", "20", "--json"]) == 0
