@@ -32,6 +32,10 @@ def command(
     trials: Annotated[
         int, typer.Option(min=0, metavar="N", help="Small changes tried on each finalist.")
     ] = 400,
+    beam: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Try every replica, keep the N best; 0: greedy."),
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the small changes.")] = 0,
     advice: Annotated[
         bool, typer.Option(help="Say what a device more or a looser objective would buy.")
@@ -45,7 +49,7 @@ def command(
     """
     given = read_fleet(file)
     planned_on, judged = _requests(given)
-    effort = Effort(trials=trials, seed=seed)
+    effort = Effort(trials=trials, beam=beam, seed=seed)
     found = find(given.fleet, planned_on, effort)
     document = _document(given, found.placement, planned_on, judged)
     if advice:

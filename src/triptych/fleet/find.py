@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from triptych.fleet.greedy import fill
+from triptych.fleet.greedy import beam, best_of_all, fill
 from triptych.fleet.judge import Judge
 from triptych.fleet.local import Found, anneal
 from triptych.fleet.models import Fleet, Shape
@@ -30,7 +30,10 @@ class Effort:
     Args:
         sample: requests on which the kinds of groups are compared.
         finalists: of them, how many are filled on all requests.
-        trials: small changes of each finalist.
+        trials: small changes of each finalist; if its groups have no more loads than that, all
+            are tried instead.
+        beam: placements kept while replicas are added to finalists, each that is possible being
+            simulated; 0 adds those that are missed most.
         slack: devices that a bucket may have beside its share.
         most_buckets: models may be parted into, by latency.
         seed: of the small changes.
@@ -40,6 +43,7 @@ class Effort:
     sample: int = 4_000
     finalists: int = 2
     trials: int = 400
+    beam: int = 0
     slack: int = 2
     most_buckets: int = 3
     seed: int = 0
@@ -56,9 +60,17 @@ def find(fleet: Fleet, traces: Sequence[Trace], effort: Effort | None = None) ->
     effort = effort or Effort()
     judge = Judge(fleet, traces)
     ranked = sorted(_screened(fleet, traces, effort), key=lambda found: -found.verdict.attainment)
-    finalists = [_refilled(found.placement, judge) for found in ranked[: effort.finalists]]
-    improved = [anneal(found, judge, effort.trials, effort.seed) for found in finalists]
+    improved = [_improved(found.placement, judge, effort) for found in ranked[: effort.finalists]]
     return max(improved, key=lambda found: found.verdict.attainment)
+
+
+def _improved(placement: Placement, judge: Judge, effort: Effort) -> Found:
+    """The groups of a placement, filled on all requests and improved."""
+    bare = empty(group.shape for group in placement.groups)
+    if 2 ** (len(bare.groups) * len(judge.fleet.models)) <= effort.trials:
+        return Found(*best_of_all(bare, judge))
+    filled = Found(*beam(bare, judge, effort.beam)) if effort.beam else _refilled(bare, judge)
+    return anneal(filled, judge, effort.trials, effort.seed)
 
 
 def fixed(

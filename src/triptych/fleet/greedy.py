@@ -2,7 +2,7 @@
 
 `fill` is AlpaServe's fast heuristic (2302.11665, section 4.2): after each simulation the model with
 the most unserved requests gets a replica on the least busy group that has room for it. `beam` is
-its Algorithm 1: every (model, group) is tried and the best few are kept. `all_of` is exact.
+its Algorithm 1: every (model, group) is tried and the best few are kept. `best_of_all` is exact.
 """
 
 from __future__ import annotations

@@ -79,6 +79,17 @@ def test_the_search_is_as_good_as_any_shape_and_every_baseline(seed: int) -> Non
     assert again.placement == found.placement
 
 
+def test_what_is_small_is_tried_in_full_and_beams_are_searches_too() -> None:
+    fleet, judge = small(0)
+    found = find(fleet, judge.traces, Effort(trials=1 << 8, finalists=9))
+    small_groups = [p for p in alike(fleet, 3) if len(p.groups) <= 2]
+    exact = max(best_of_all(p, judge)[1].attainment for p in small_groups)
+    assert found.verdict.attainment >= exact
+    by_beam = find(fleet, judge.traces, Effort(trials=20, beam=2))
+    by_beam.placement.check(fleet)
+    assert judge.of(by_beam.placement).attainment == by_beam.verdict.attainment
+
+
 def test_long_requests_get_devices_of_their_own() -> None:
     """A convoy: one long request before ten short ones makes all ten late."""
     models = (*(served(f"short{i}", 0.05) for i in range(3)), served("long", 1.0))
