@@ -18,7 +18,7 @@ def automatic_text(search: Mapping[str, Any]) -> str:
         return ""
     parts = (
         _stages_table(search["plans"][0]["plan"]),
-        _hand_made(search["plans"][0], found["hand_made"]),
+        _hand_made(search["plans"][0], found),
         _decisions_table(found["decisions"]),
         _layouts_text(found["layouts"]),
     )
@@ -45,14 +45,21 @@ def ranges_text(ranks: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ends)
 
 
-def _hand_made(best: Mapping[str, Any], hand: Mapping[str, Any] | None) -> str:
+def _hand_made(best: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    hand = found["hand_made"]
     if hand is None:
         return "no plan with one set of degrees fits"
     gain = hand["step_time_s"] / best["step_time_s"] - 1
     if gain < 1e-6:
         return "no stages of their own are faster than plan 1, which has one set of degrees"
     slower = seconds(hand["step_time_s"])
-    return f"{gain:.1%} faster than the best plan with one set of degrees, which takes {slower}"
+    text = f"{gain:.1%} faster than the best plan with one set of degrees, which takes {slower}"
+    if found["at_slowest_pace"]:
+        text += (
+            "\n(chosen as if every device were as slow as the slowest: with its stages placed by "
+            "hand, another with one set of degrees may be closer)"
+        )
+    return text
 
 
 def _decisions_table(decisions: Sequence[Mapping[str, Any]]) -> str:

@@ -51,6 +51,7 @@ def answer_automatic(question: Question, *, top: int = 5, with_front: bool = Fal
             search_time_s=time.perf_counter() - started_s,
             automatic=Automatic(
                 hand_made=hand,
+                at_slowest_pace=len({g.device.name for g in question.cluster.groups}) > 1,
                 decisions=compared,
                 layouts=layouts(pricer, best.plan),
                 looked_into=stager.looked_into,

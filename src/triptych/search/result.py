@@ -56,6 +56,7 @@ class Automatic:
     """
 
     hand_made: Candidate | None  # the best uniform plan; None if none fits
+    at_slowest_pace: bool  # it was chosen as if every device were as slow as the slowest
     decisions: tuple[Decision, ...]
     layouts: tuple[Layout, ...]
     looked_into: int
@@ -65,6 +66,7 @@ class Automatic:
         hand = self.hand_made
         return {
             "hand_made": hand.prediction.to_json() if hand else None,
+            "at_slowest_pace": self.at_slowest_pace,
             "decisions": [decision.to_json() for decision in self.decisions],
             "layouts": [layout.to_json() for layout in self.layouts],
             "looked_into": self.looked_into,
