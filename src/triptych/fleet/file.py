@@ -94,7 +94,9 @@ def read_fleet(path: Path) -> FleetFile:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(Problem(f"{path}: {error}", "a fleet file in TOML")) from error
+        works = "an existing file with [devices], [[models]] and [requests], as in docs/fleet.md"
+        what = f"cannot read the fleet file {path}: {error}"
+        raise InputError(Problem(what, "a fleet file is TOML", works)) from error
     table = Table(values, str(path))
     fleet, slo_s = _fleet(table)
     requests = _requests(table, path.parent)
@@ -202,7 +204,8 @@ def _renumbered(trace: Trace, names: tuple[str, ...], slo_s: Floats, path: Path)
     unknown = sorted(set(trace.models) - set(names))
     if unknown:
         what = f"{path}: requests for {', '.join(unknown[:5])}"
-        raise InputError(Problem(what, "models of the fleet", ", ".join(names[:5])))
+        works = ", ".join(names[:5])
+        raise InputError(Problem(what, "a trace asks for models of the fleet", works))
     numbers = np.array([names.index(name) for name in trace.models])
     model = numbers[trace.model]
     objectives = np.where(np.isfinite(trace.slo_s), trace.slo_s, slo_s[model])

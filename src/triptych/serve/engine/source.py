@@ -37,10 +37,11 @@ class ModelSource:
             found, notes = find.resolve(path)
             config = hf.read_config(found)
             return cls(folder=found, is_checkpoint=True, config=config, notes=tuple(notes))
+        works = f"a Hugging Face directory with {hf.CONFIG}, a checkpoint, or a run folder"
         if not path.is_dir():
-            raise CheckpointError(f"there is no folder {path}")
+            what = f"there is no folder {path}"
+            raise CheckpointError(Problem(what, "a model is a folder", works))
         if not (path / hf.CONFIG).is_file():
-            works = f"a Hugging Face directory with {hf.CONFIG}, a checkpoint, or a run folder"
             raise CheckpointError(Problem(f"{path} holds no model", works=works))
         config = hf.read_config(path)
         return cls(folder=path, is_checkpoint=False, config=config, notes=())
