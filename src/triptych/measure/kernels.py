@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
-from torch.optim.adamw import adamw
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from triptych.measure.watch import Pool, Row, Watch, forth_and_back, in_rounds
 from triptych.runtime.comm import Communicator, Counters
+from triptych.runtime.data.optimizer import OptimizerSettings, update_rows
 from triptych.runtime.tensor.loss import Vocabulary, softmax_loss
 
 Found = tuple[list[Row], float]
@@ -211,24 +211,10 @@ def optimizer(watch: Watch) -> Found:
 
 
 def _update(states: list[list[torch.Tensor]], steps: list[torch.Tensor]) -> None:
-    masters, gradients, averages, squares = states
+    gradients, settings = states[1], OptimizerSettings()
     norms = torch._foreach_norm(gradients, 2.0, torch.float64)
     norm = torch.stack(norms).square().sum().sqrt()
-    adamw(
-        masters,
-        gradients,
-        averages,
-        squares,
-        [],
-        steps,
-        fused=True,
-        grad_scale=norm.clamp_min(1.0).float(),
-        found_inf=(~torch.isfinite(norm)).float(),
-        amsgrad=False,
-        beta1=0.9,
-        beta2=0.95,
-        lr=1e-5,
-        weight_decay=0.1,
-        eps=1e-8,
-        maximize=False,
-    )
+    rows = list(zip(*states, steps, strict=True))
+    is_bad = (~torch.isfinite(norm)).float()
+    divisor = norm.clamp_min(settings.clip_norm).float()
+    update_rows(rows, settings, 1e-5, settings.weight_decay, divisor, is_bad)

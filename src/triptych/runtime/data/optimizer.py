@@ -60,6 +60,36 @@ class OptimizerSettings:
         return self.name == MUON and slot.is_matrix and slot.trains
 
 
+def update_rows(
+    rows: Sequence[tuple[torch.Tensor, ...]],
+    settings: OptimizerSettings,
+    learning_rate: float,
+    weight_decay: float,
+    divisor: torch.Tensor,
+    found_inf: torch.Tensor,
+) -> None:
+    """AdamW's fused update of rows of master, gradient, both moments and count of steps."""
+    masters, gradients, averages, squares, steps = map(list, zip(*rows, strict=True))
+    adamw(
+        masters,
+        gradients,
+        averages,
+        squares,
+        [],
+        steps,
+        fused=True,
+        grad_scale=divisor,
+        found_inf=found_inf,
+        amsgrad=False,
+        beta1=settings.betas[0],
+        beta2=settings.betas[1],
+        lr=learning_rate,
+        weight_decay=weight_decay,
+        eps=settings.eps,
+        maximize=False,
+    )
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class State:
     """What the optimizer keeps of a bucket's shard: flat tensors by kind.
@@ -221,35 +251,7 @@ class ShardedAdamW:
                 )
             rows = list(self._rows(states, decays))
             if rows:
-                self._adamw(rows, learning_rate, decay, divisor, found_inf)
-
-    def _adamw(
-        self,
-        rows: Sequence[tuple[torch.Tensor, ...]],
-        learning_rate: float,
-        weight_decay: float,
-        divisor: torch.Tensor,
-        found_inf: torch.Tensor,
-    ) -> None:
-        masters, gradients, averages, squares, steps = map(list, zip(*rows, strict=True))
-        adamw(
-            masters,
-            gradients,
-            averages,
-            squares,
-            [],
-            steps,
-            fused=True,
-            grad_scale=divisor,
-            found_inf=found_inf,
-            amsgrad=False,
-            beta1=self._settings.betas[0],
-            beta2=self._settings.betas[1],
-            lr=learning_rate,
-            weight_decay=weight_decay,
-            eps=self._settings.eps,
-            maximize=False,
-        )
+                update_rows(rows, self._settings, learning_rate, decay, divisor, found_inf)
 
     def _matrices(
         self, states: Sequence[tuple[State, dict[str, torch.Tensor]]], decays: bool
