@@ -22,7 +22,6 @@ from triptych.runtime.decoder.attend import Attend, HeadNorms, Heads
 from triptych.runtime.decoder.layer import DecoderLayer, Half
 from triptych.runtime.decoder.norm import Norm
 from triptych.runtime.decoder.products import Bias, Matrix, Products
-from triptych.runtime.decoder.region import Region
 from triptych.runtime.decoder.rotary import Rotary
 from triptych.runtime.decoder.swiglu import SwiGlu
 from triptych.runtime.decoder.trunk import Trunk
@@ -114,7 +113,6 @@ class _Maker:
         self, stage: StageModule, buckets: GradientBuckets, deferral: Deferral, slots: _Slots
     ) -> None:
         self._stage, self._buckets, self._deferral, self._slots = stage, buckets, deferral, slots
-        self._region = Region(stage.tensor, stage.sequence_split > 1)
 
     def layer(
         self, layer: Any, model: Model, index: int, rotary: Rotary, is_repeated: bool
@@ -130,7 +128,6 @@ class _Maker:
                 self._products(attention.q_proj, attention.k_proj, attention.v_proj),
                 core,
                 self._products(attention.o_proj),
-                self._region,
                 factor,
             ),
             Half(
@@ -138,7 +135,6 @@ class _Maker:
                 self._products(mlp.gate_proj, mlp.up_proj),
                 SwiGlu(),
                 self._products(mlp.down_proj),
-                self._region,
                 factor,
             ),
         )

@@ -1,13 +1,13 @@
 """A decoder layer of the plain kind, its forward and its backward as plain code.
 
-    x --- norm -- enter -- q k v -- attention -- o -- leave --- + --- norm -- ... -- leave --- + ---
-      '---------------------------------------------------------'                              '
+    x --- norm -- q k v -- attention -- o --- + --- norm -- gate up -- silu x -- down --- + ---
+      '---------------------------------------'  '----------------------------------------'
 
 Both halves have one form; what stands between their products differs. A half leaves its tensors on
 a tape, and its backward takes them from there. Autograd sees one node a layer; weights' gradients
 go from the products into the buckets. What the node keeps is what a compiled layer keeps.
 
-Shapes: B batch, s sequence outside of tensor-parallel regions, H hidden, t = B x s, T all tokens.
+Shapes: B batch, S sequence, H hidden, T = B x S tokens, N and M what products make and read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import torch
 from triptych.runtime.context.tiles import Documents
 from triptych.runtime.decoder.norm import Norm
 from triptych.runtime.decoder.products import Products
-from triptych.runtime.decoder.region import Region
 from triptych.runtime.decoder.tape import Call, NoTape, Tape
 from triptych.runtime.recompute import LayerInputs
 
@@ -40,13 +39,12 @@ class Core(Protocol):
 
 
 class Half(NamedTuple):
-    """x + factor * out(core(into(norm(x)))), the products inside a tensor-parallel region."""
+    """x + factor * out(core(into(norm(x))))."""
 
     norm: Norm
     into: Products
     core: Core
     out: Products
-    region: Region
     factor: float
 
     @property
@@ -54,41 +52,30 @@ class Half(NamedTuple):
         """True if something of it does."""
         return any(part.trains for part in (self.norm, self.into, self.core, self.out))
 
-    def inside(self, x_tH: torch.Tensor, call: Call, tape: Tape) -> torch.Tensor:
-        """[t, H] to what the last product reads, [T, M]: all that a backward needs is on tape."""
-        normed = self.norm.forward(x_tH, tape)
-        if not self.region.is_alone:
-            normed = self.region.enter(normed, call.batch)
+    def inside(self, x_TH: torch.Tensor, call: Call, tape: Tape) -> torch.Tensor:
+        """[T, H] to what the last product reads, [T, M]: all that a backward needs is on tape."""
+        normed = self.norm.forward(x_TH, tape)
         tape.keep(normed)
-        made = self.into.add_biases(self.into.forward(normed))
-        read = self.core.forward(made, call, tape)
+        read = self.core.forward(self.into.forward(normed), call, tape)
         tape.keep(read)
         return read
 
-    def forward(self, x_tH: torch.Tensor, call: Call, tape: Tape) -> torch.Tensor:
-        """[t, H] to the same."""
-        read = self.inside(x_tH, call, tape)
-        if self.region.is_alone:
-            return self.out.forward_onto(x_tH, read, self.factor)
-        left = self.region.leave(self.out.forward(read), call.batch)
-        return torch.add(x_tH, self.out.add_biases(left), alpha=self.factor)
+    def forward(self, x_TH: torch.Tensor, call: Call, tape: Tape) -> torch.Tensor:
+        """[T, H] to the same."""
+        return self.out.forward_onto(x_TH, self.inside(x_TH, call, tape), self.factor)
 
-    def backward(self, grad_tH: torch.Tensor, call: Call, tape: Tape) -> torch.Tensor:
+    def backward(self, grad_TH: torch.Tensor, call: Call, tape: Tape) -> torch.Tensor:
         """The gradient of x."""
-        grad = grad_tH if self.factor == 1.0 else grad_tH * self.factor
+        grad = grad_TH if self.factor == 1.0 else grad_TH * self.factor
         self.out.bias_gradient(grad)
-        if not self.region.is_alone:
-            grad = self.region.leave_backward(grad, call.batch)
         read = tape.take()
         inner = self.core.backward(self.out.input_gradient(grad), call, tape)
         self.out.weight_gradient(grad, read)
         self.into.bias_gradient(inner)
         normed = tape.take()
-        entered = self.into.input_gradient(inner)
+        outer = self.into.input_gradient(inner)
         self.into.weight_gradient(inner, normed)
-        if not self.region.is_alone:
-            entered = self.region.enter_backward(entered, call.batch)
-        return self.norm.backward(entered, tape, grad_tH)
+        return self.norm.backward(outer, tape, grad_TH)
 
 
 class DecoderLayer:
@@ -123,7 +110,7 @@ class DecoderLayer:
         positions: torch.Tensor | None = None,
         **more: Any,
     ) -> torch.Tensor:
-        """[B, s, H] to the same."""
+        """[B, S, H] to the same."""
         if cache is not None:
             made: torch.Tensor = type(self._layer).forward(
                 self._layer, hidden_states, position_embeddings=position_embeddings, cache=cache,
@@ -137,29 +124,29 @@ class DecoderLayer:
         found: torch.Tensor = _Node.apply(hidden_states, anchor, self, call)  # type: ignore[no-untyped-call]
         return found
 
-    def forward(self, x_BsH: torch.Tensor, call: Call, tape: Tape) -> torch.Tensor:
-        """[B, s, H] to the same, no gradient."""
+    def forward(self, x_BSH: torch.Tensor, call: Call, tape: Tape) -> torch.Tensor:
+        """[B, S, H] to the same, no gradient."""
         attention, mlp = self.halves
-        middle = attention.forward(x_BsH.reshape(-1, x_BsH.shape[-1]), call, tape)
-        return mlp.forward(middle, call, tape).view(x_BsH.shape)
+        middle = attention.forward(x_BSH.reshape(-1, x_BSH.shape[-1]), call, tape)
+        return mlp.forward(middle, call, tape).view(x_BSH.shape)
 
-    def remember(self, x_BsH: torch.Tensor, call: Call) -> Tape:
+    def remember(self, x_BSH: torch.Tensor, call: Call) -> Tape:
         """The tape of a forward that runs again, but for its last product."""
         attention, mlp = self.halves
         tape = Tape()
-        middle = attention.forward(x_BsH.reshape(-1, x_BsH.shape[-1]), call, tape)
+        middle = attention.forward(x_BSH.reshape(-1, x_BSH.shape[-1]), call, tape)
         mlp.inside(middle, call, tape)
         return tape
 
     def backward(
-        self, grad_BsH: torch.Tensor, call: Call, tape: Tape, wanted: bool
+        self, grad_BSH: torch.Tensor, call: Call, tape: Tape, wanted: bool
     ) -> torch.Tensor | None:
         """The gradient of the input; None if neither that nor one of the first half is `wanted`."""
         attention, mlp = self.halves
-        grad = mlp.backward(grad_BsH.reshape(-1, grad_BsH.shape[-1]), call, tape)
+        grad = mlp.backward(grad_BSH.reshape(-1, grad_BSH.shape[-1]), call, tape)
         if not wanted and not self._trains[0]:
             return None
-        return attention.backward(grad, call, tape).view(grad_BsH.shape)
+        return attention.backward(grad, call, tape).view(grad_BSH.shape)
 
 
 class _Node(torch.autograd.Function):

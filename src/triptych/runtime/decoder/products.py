@@ -49,12 +49,15 @@ class Products:
         return any(sink is not None for sink in sinks)
 
     def forward(self, x_TK: torch.Tensor) -> torch.Tensor:
-        """[T, K] to [T, N], without the biases."""
+        """[T, K] to [T, N]."""
         if self._only is not None:
-            return x_TK.mm(self._only.weight_KN)
-        y_TN = x_TK.new_empty(x_TK.shape[0], self.width)
-        for matrix in self.matrices:
-            torch.mm(x_TK, matrix.weight_KN, out=y_TN[:, matrix.span])
+            y_TN = x_TK.mm(self._only.weight_KN)
+        else:
+            y_TN = x_TK.new_empty(x_TK.shape[0], self.width)
+            for matrix in self.matrices:
+                torch.mm(x_TK, matrix.weight_KN, out=y_TN[:, matrix.span])
+        for bias in self._biases:
+            y_TN[:, bias.span].add_(bias.values)
         return y_TN
 
     def forward_onto(
@@ -66,12 +69,6 @@ class Products:
         for bias in self._biases:
             made.add_(bias.values, alpha=factor)
         return made
-
-    def add_biases(self, y_TN: torch.Tensor) -> torch.Tensor:
-        """The same tensor, with the biases."""
-        for bias in self._biases:
-            y_TN[:, bias.span].add_(bias.values)
-        return y_TN
 
     def input_gradient(self, grad_TN: torch.Tensor) -> torch.Tensor:
         """[T, K]."""
