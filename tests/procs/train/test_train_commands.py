@@ -16,6 +16,7 @@ import pytest
 from tiny_runs import eval_losses, losses, make_job
 
 from triptych.train.status import Phase, Status, read_status
+from triptych.train.stop import EXIT_CODE
 
 LONG = ("--set", "train.steps=100000", "parallel.timeout_s=60")
 DEADLINE_S = 240.0
@@ -125,7 +126,7 @@ def test_a_terminated_launcher_ends_its_ranks(job_path: Path) -> None:
     with training(job_path, "dp=2", 2) as (process, statuses):
         process.terminate()
         _, errors = process.communicate(timeout=10)
-        assert process.returncode == 1 and "stopped by SIGTERM" in errors
+        assert process.returncode == EXIT_CODE and "ended by SIGTERM" in errors
         wait_until_gone(pids(statuses), 1)
 
 

@@ -134,7 +134,8 @@ def test_pub_082_serving_applies_it_and_export_keeps_it(ranks: Ranks, tmp_path: 
     lines[-1] = "original_max_position_embeddings = 8"
     table = "\n".join(["[model.config.rope_scaling]", 'rope_type = "llama3"', *lines])
     path.write_text(path.read_text() + f"\n{table}\n")
-    ranks.done("train", path, "--plan", "dp=1", "--set", "train.steps=1")
+    settings = ("--set", "train.steps=1", "--set", "model.config.max_position_embeddings=64")
+    ranks.done("train", path, "--plan", "dp=1", *settings)
     ranks.done("export", tmp_path / "run", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["rope_scaling"]["rope_type"] == "llama3" and config["rope_scaling"]["factor"] == 8

@@ -82,7 +82,8 @@ class DecoderLayer:
     """Runs in the place of the `forward` of the library's layer.
 
     Args:
-        layer: the library's, whose parameters these are. It runs itself with a cache.
+        layer: the library's, whose parameters these are. It runs itself with a cache, and where
+            somebody has hooked a module in it.
         halves: attention, MLP.
         anchor: a weight that trains: makes autograd call the backward where the input asks for no
             gradient; None if nothing trains.
@@ -98,6 +99,7 @@ class DecoderLayer:
         inputs: LayerInputs | None,
     ) -> None:
         self._layer, self.halves = layer, halves
+        self._hooks = [hooks for m in layer.modules() if m is not layer for hooks in _hooks_of(m)]
         self._anchor, self.inputs = anchor, inputs
         self._trains = [half.trains for half in halves]
 
@@ -111,7 +113,7 @@ class DecoderLayer:
         **more: Any,
     ) -> torch.Tensor:
         """[B, S, H] to the same."""
-        if cache is not None:
+        if cache is not None or any(self._hooks):
             made: torch.Tensor = type(self._layer).forward(
                 self._layer, hidden_states, position_embeddings=position_embeddings, cache=cache,
                 documents=documents, positions=positions, **more,
@@ -147,6 +149,16 @@ class DecoderLayer:
         if not wanted and not self._trains[0]:
             return None
         return attention.backward(grad, call, tape).view(grad_BSH.shape)
+
+
+def _hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:
+    """Those that a call of a module runs, as they come and go."""
+    return (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    )
 
 
 class _Node(torch.autograd.Function):
