@@ -95,6 +95,37 @@ def test_tensor_ranks_run_the_layers_of_the_library() -> None:
     assert run_ranks(2, body) == [[False] * 4] * 2
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_hook_inside_sees_what_the_library_computes(recompute: str) -> None:
+    """As someone adds it to watch a module, and takes it away again."""
+
+    def body() -> None:
+        plan = Plan.uniform(4, recompute=recompute, precision=DOUBLE, microbatch=2)
+        engine = make_engine(plan, tiny_config())
+        assert all(_written(engine))
+        microbatches = _microbatches(engine, 64)
+        _, expected = _gradients(engine, microbatches)
+        seen: list[torch.Size] = []
+        layers = [layer for _, layer in engine.stages[0].layers()]
+        handles = [
+            layer.get_submodule("mlp.up_proj").register_forward_hook(
+                lambda _, __, made: seen.append(made.shape)
+            )
+            for layer in layers[1:3]
+        ]
+        _, gradients = _gradients(engine, microbatches)
+        assert len(seen) >= 2 * len(microbatches)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(gradients[name], gradient, rtol=1e-10, atol=1e-13)
+        for handle in handles:
+            handle.remove()
+        seen.clear()
+        _gradients(engine, microbatches)
+        assert not seen
+
+    run_ranks(1, body)
+
+
 def test_only_what_trains_gets_a_gradient() -> None:
     def body() -> None:
         config = family_config("llama biases")
