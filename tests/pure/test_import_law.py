@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "tokenizer": "units errors",
     "train": "checkpoint tokenizer",
     "serve.engine": "checkpoint tokenizer serve.core fleet",
+    "serve.http": "serve.engine",
     "report": "fleet export",  # every kind of value, never what makes them run
 }
 EVERYTHING = ("api", "cli", "__main__")
@@ -43,6 +44,7 @@ BELOW_THE_LINE = {
     "tokenizer",
     "train",
     "serve.engine",
+    "serve.http",
     *EVERYTHING,
 }
 IMPORTED_BY_NOBODY = {"cli"}  # and `api` by the package itself and `cli` only

@@ -38,7 +38,7 @@ def command(
 ) -> Answer:
     """Complete texts with the model in MODEL_DIR; the ranks of a plan start on this machine."""
     if plan:
-        _require_suitable(folder, plan)
+        require_suitable_plan(folder, plan)
     say("loading torch ...")
     from triptych.serve.engine.offline import Wanted, generate
     from triptych.serve.engine.sampling import Sampling
@@ -51,7 +51,7 @@ def command(
     found = generate(
         source.folder,
         prompt,
-        _plan(plan, source) if plan else None,
+        plan_of(plan, source) if plan else None,
         Wanted(max_new_tokens=max_new_tokens, sampling=sampling, stop=tuple(stop or ())),
         on_text=None if as_json else _printer(prompt),
     )
@@ -60,7 +60,7 @@ def command(
     return Answer(document={"generations": [asdict(generation) for generation in found]})
 
 
-def _require_suitable(folder: Path, text: str) -> None:
+def require_suitable_plan(folder: Path, text: str) -> None:
     """Raises PlanError before torch loads if the config of the model rules the plan out."""
     from triptych.model.load import CONFIG, load_model
     from triptych.plan.toml import load_plan
@@ -72,7 +72,7 @@ def _require_suitable(folder: Path, text: str) -> None:
         require_suitable(plan, model, plan.world_size)
 
 
-def _plan(text: str, source: ModelSource) -> Plan:
+def plan_of(text: str, source: ModelSource) -> Plan:
     """The plan that a text says; its dtype is that of the stored weights unless it says one."""
     from triptych.plan.plan import Precision
     from triptych.plan.short import read_words

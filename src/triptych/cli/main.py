@@ -29,6 +29,7 @@ VERBS = {
     "train": "train a model as a job file says",
     "verify": "is this layout numerically the same as one process?",
     "export": "write a checkpoint as a Hugging Face directory",
+    "serve": "a model behind an OpenAI-compatible HTTP server",
     "generate": "complete a text with a model directory",
     "place": "several models on groups of devices, chosen by simulation",
     "simulate": "the requests of a fleet through its placement",
@@ -45,7 +46,11 @@ SIGNS_OF_LIFE = {
 }
 """Said before a verb loads, where loading takes longer than a reader's patience."""
 INTERRUPTED = 130
-OPTIONAL = {"torch", "transformers", "safetensors", "tokenizers"}
+EXTRA_OF = {
+    **dict.fromkeys(("torch", "transformers", "safetensors", "tokenizers"), "run"),
+    **dict.fromkeys(("fastapi", "uvicorn", "starlette", "prometheus_client", "httpx2"), "serve"),
+}
+"""Packages that not everybody has, and what to install."""
 
 
 def main() -> None:
@@ -108,9 +113,9 @@ def call_verb(verb: str, args: Sequence[str]) -> Answer:
         options = [name for parameter in parser.params for name in parameter.opts]
         raise usage_error(error, [name for name in options if name.startswith("-")]) from error
     except ModuleNotFoundError as error:
-        if error.name not in OPTIONAL:
+        if error.name not in EXTRA_OF:
             raise
-        works = "pip install 'triptych[run]'"
+        works = f"pip install 'triptych[{EXTRA_OF[error.name]}]'"
         raise InputError(Problem(f"`triptych {verb}` needs {error.name}", works=works)) from error
     if result == INTERRUPTED:  # what Typer makes of Ctrl-C
         raise KeyboardInterrupt

@@ -1,0 +1,1 @@
+"""The server: OpenAI's HTTP interface before an engine in a process of its own."""

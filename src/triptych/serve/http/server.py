@@ -1,0 +1,216 @@
+"""The server's life: a socket, an engine process, the application, and a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import uvicorn
+
+from triptych.errors import InputError, Problem, RunError, TriptychError
+from triptych.plan.plan import Plan
+from triptych.serve.core.limits import Limits
+from triptych.serve.engine.settings import EngineSettings
+from triptych.serve.engine.source import ModelSource
+from triptych.serve.http.app import Exposure, Service, make_app
+from triptych.serve.http.client import EngineClient
+from triptych.serve.http.engine_process import engine_process
+from triptych.serve.http.messages import Ended, Opened
+from triptych.serve.http.metrics import Metrics
+from triptych.serve.http.wanted import Prompter
+
+_GOODBYE_S = 10.0
+"""Seconds that an engine may take to end."""
+_LATE_S = 5
+"""Seconds after the end of draining until connections are cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Where a server listens, and how it ends.
+
+    Args:
+        host: loopback unless said otherwise.
+        port: 0 takes a free one.
+        drain_s: seconds that requests may take to end once the server is asked to.
+        exposure: what clients may do.
+        engine: sizes of the engine.
+
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    drain_s: float = 30.0
+    exposure: Exposure
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+
+def serve(
+    folder: Path,
+    plan: Plan | None,
+    settings: ServerSettings,
+    when_ready: Callable[[str, Limits], None],
+) -> str:
+    """Serves the model in a folder until a signal asks for the end; returns its name.
+
+    Args:
+        folder: a Hugging Face directory or a checkpoint.
+        plan: tensor and pipeline degrees; None: one process.
+        settings: where and how.
+        when_ready: gets the URL of the interface and the limits once requests are taken.
+
+    Raises:
+        InputError: an address that is taken, a model, a plan or sizes that do not work.
+        RunError: the engine died, with the cause.
+
+    """
+    with _listening(settings.host, settings.port) as listener:
+        source = ModelSource.open(folder)
+        with _engine(source.folder, plan, settings.engine) as (pipe, process):
+            prompter = Prompter(source)  # while the engine loads
+            limits = _opened(pipe, process)
+            life = _Life(pipe, process, limits, prompter, settings)
+            when_ready(_url(listener), limits)
+            return asyncio.run(life.live(listener))
+
+
+class _Life:
+    """From the first request to the last."""
+
+    def __init__(
+        self,
+        pipe: Connection,
+        process: BaseProcess,
+        limits: Limits,
+        prompter: Prompter,
+        settings: ServerSettings,
+    ) -> None:
+        self._pipe, self._process, self._limits = pipe, process, limits
+        self._prompter, self._settings = prompter, settings
+
+    async def live(self, listener: socket.socket) -> str:
+        """Serves until the end; the signal that asked for it. Raises what ended the engine."""
+        client = EngineClient(self._pipe, self._limits, self._lost, lambda: _death(self._process))
+        metrics = Metrics(self._limits, lambda: client.load)
+        self._service = Service(client, self._prompter, self._settings.exposure, metrics)
+        self._server = _Server(self._config(), self._drain)
+        try:
+            await self._server.serve(sockets=[listener])
+            if self._server.stopped_by is None and client.failure is not None:
+                raise client.failure
+        finally:
+            client.close()
+        return self._server.stopped_by or "nothing"
+
+    def _config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            make_app(self._service),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=int(self._settings.drain_s) + _LATE_S,
+        )
+
+    def _lost(self) -> None:
+        self._server.should_exit = True
+
+    def _drain(self) -> None:
+        """No new requests; those that are there may end in their time."""
+        self._service.is_draining = True
+        drain_s = self._settings.drain_s
+        error = RunError(f"it was asked to end, and requests may take {drain_s:g} s after that")
+        asyncio.get_running_loop().call_later(drain_s, self._service.client.fail, error)
+
+
+class _Server(uvicorn.Server):
+    """Ends gracefully at the first signal and at once at the second, with a normal exit."""
+
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.stopped_by: str | None = None
+        self._drain = drain
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Inside, signals ask for the end."""
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self._asked, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _asked(self, number: signal.Signals) -> None:
+        self.force_exit = self.stopped_by is not None
+        if not self.force_exit:
+            self.stopped_by, self.should_exit = number.name, True
+            self._drain()
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that is bound before anything slow begins. Raises InputError if it cannot be."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        works = "another --port (0 takes a free one), an address of this machine as --host"
+        raise InputError(Problem(f"cannot listen on {host}:{port}: {error}", works=works)) from None
+    with listener:
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
+@contextlib.contextmanager
+def _engine(
+    folder: Path, plan: Plan | None, settings: EngineSettings
+) -> Iterator[tuple[Connection, BaseProcess]]:
+    """An engine process, which loads meanwhile; none is left behind."""
+    context = multiprocessing.get_context("spawn")
+    ours, its = context.Pipe()
+    arguments = (its, folder, plan, settings)
+    process = context.Process(target=engine_process, args=arguments, name="engine")
+    process.start()
+    its.close()
+    try:
+        yield ours, process
+        process.join(_GOODBYE_S)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _opened(pipe: Connection, process: BaseProcess) -> Limits:
+    """Waits until the engine is ready. Raises what kept it from that."""
+    try:
+        message = pipe.recv()
+    except (EOFError, OSError):
+        raise _death(process) from None
+    if isinstance(message, Ended):
+        raise message.error
+    assert isinstance(message, Opened)
+    return message.limits
+
+
+def _death(process: BaseProcess) -> TriptychError:
+    process.join(_GOODBYE_S)
+    return RunError(f"the engine process ended with exit code {process.exitcode}")
