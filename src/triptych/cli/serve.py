@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -54,43 +54,59 @@ def command(
     """Serve the model in MODEL_DIR over HTTP until SIGTERM or Ctrl-C; see docs/serve.md."""
     if plan:
         require_suitable_plan(folder, plan)
-    say("loading torch ...")
-    from triptych.serve.core.limits import Limits
-    from triptych.serve.engine.settings import EngineSettings
-    from triptych.serve.engine.source import ModelSource
-    from triptych.serve.http.app import Exposure
-    from triptych.serve.http.server import ServerSettings, serve
-
-    source = ModelSource.open(folder)
-    for note in source.notes:
-        say(note)
-    model_name = name or folder.resolve().name
-    exposure = Exposure(
-        name=model_name,
-        keys=tuple(api_key or ()),
-        max_body_bytes=max_body_bytes,
-        max_requests=max_requests,
-    )
-    engine = EngineSettings(
-        max_running=max_running,
-        max_waiting=max_waiting,
-        token_budget=token_budget,
-        context=context,
-        num_blocks=num_blocks,
-    )
     if not api_key and not _is_loopback(host):
         say(f"anybody who reaches {host} may ask: there is no --api-key")
-
-    def when_ready(url: str, limits: Limits) -> None:
-        say(f"serving {model_name} at {url}, context {limits.context} tokens")
-
-    stopped_by = serve(
-        source.folder,
-        plan_of(plan, source) if plan else None,
-        ServerSettings(host=host, port=port, drain_s=drain_s, exposure=exposure, engine=engine),
-        when_ready,
+    stopped_by = _serve(
+        folder,
+        plan,
+        place={"host": host, "port": port, "drain_s": drain_s},
+        exposure={
+            "name": name or folder.resolve().name,
+            "keys": tuple(api_key or ()),
+            "max_body_bytes": max_body_bytes,
+            "max_requests": max_requests,
+        },
+        sizes={
+            "max_running": max_running,
+            "max_waiting": max_waiting,
+            "token_budget": token_budget,
+            "context": context,
+            "num_blocks": num_blocks,
+        },
     )
     return Answer(text=f"ended by {stopped_by}", document={"stopped_by": stopped_by})
+
+
+def _serve(
+    folder: Path,
+    plan: str | None,
+    place: dict[str, Any],
+    exposure: dict[str, Any],
+    sizes: dict[str, Any],
+) -> str:
+    """Serves until a signal asks for the end; its name."""
+    say("loading torch ...")
+    from triptych.serve.http.link import EngineProcess
+
+    with EngineProcess() as process:  # it loads torch while this process does
+        from triptych.serve.core.limits import Limits
+        from triptych.serve.engine.settings import EngineSettings
+        from triptych.serve.engine.source import ModelSource
+        from triptych.serve.http.app import Exposure
+        from triptych.serve.http.server import ServerSettings, serve
+
+        source = ModelSource.open(folder)
+        for note in source.notes:
+            say(note)
+        settings = ServerSettings(
+            **place, exposure=Exposure(**exposure), engine=EngineSettings(**sizes)
+        )
+
+        def when_ready(url: str, limits: Limits) -> None:
+            say(f"serving {exposure['name']} at {url}, context {limits.context} tokens")
+
+        wanted = plan_of(plan, source) if plan else None
+        return serve(process, source, wanted, settings, when_ready)
 
 
 def _is_loopback(host: str) -> bool:

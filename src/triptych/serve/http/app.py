@@ -12,7 +12,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from triptych import __version__
 from triptych.serve.http.bodies import ChatBody, CompletionBody, Generation
 from triptych.serve.http.client import EngineClient
 from triptych.serve.http.errors import ApiError, answer_errors, json_response
@@ -88,7 +87,7 @@ def make_app(service: Service) -> FastAPI:
     """The application of a service."""
     app = FastAPI(
         title="Triptych",
-        version=__version__,
+        version="1",  # of OpenAI's interface
         summary=f"OpenAI-compatible server of {service.exposure.name}",
         max_body_size=service.exposure.max_body_bytes,
         docs_url=None,

@@ -5,27 +5,26 @@ from __future__ import annotations
 import contextlib
 import selectors
 import signal
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from triptych.errors import InputError, RunError, TriptychError
-from triptych.plan.plan import Plan
 from triptych.serve.engine.engine import Engine
-from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.values import Ask, Output
-from triptych.serve.http.messages import Abort, Admitted, Close, Ended, News, Opened, Stop
+from triptych.serve.http.messages import Abort, Admitted, Close, Ended, News, Open, Opened, Stop
 
 
-def engine_process(
-    pipe: Connection, folder: Path, plan: Plan | None, settings: EngineSettings
-) -> None:
-    """The life of an engine process. Signals to the whole group are for the API process, which
-    drains first: this one ends when the pipe does.
-    """
+def main(pipe: Connection) -> None:
+    """The life of an engine process. It ends when its parent says so or is gone, at no signal."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    run_engine(pipe, lambda: Engine.open(folder, plan, settings))
+    try:
+        message = pipe.recv()
+    except EOFError:
+        return
+    assert isinstance(message, Open)
+    run_engine(pipe, lambda: Engine.open(*message))
 
 
 def run_engine(pipe: Connection, open_engine: Callable[[], Engine]) -> None:
@@ -99,3 +98,7 @@ class _Driver:
             self._pipe.send(Admitted(ask.id, error))
         else:
             self._pipe.send(Admitted(ask.id, result))
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])))

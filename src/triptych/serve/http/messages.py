@@ -1,6 +1,6 @@
 """What the API process and the engine process say to each other, over one pipe.
 
-    API to engine: an `Ask`, an `Abort`, a `Stop`; `Close` at the end
+    API to engine: `Open` first; an `Ask`, an `Abort`, a `Stop`; `Close` at the end
     engine to API: `Opened` once, then `Admitted` and `News` as they come, `Ended` at the end
 
 An engine whose pipe ends without `Close` ends too: the API process is gone.
@@ -8,13 +8,18 @@ An engine whose pipe ends without `Close` ends too: the API process is gone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from triptych.errors import TriptychError
+from triptych.plan.plan import Plan
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.request import Admission
 from triptych.serve.core.scheduler import Load
 from triptych.serve.engine.values import Output
+
+if TYPE_CHECKING:
+    from triptych.serve.engine.settings import EngineSettings
 
 
 class Abort(NamedTuple):
@@ -28,6 +33,14 @@ class Stop(NamedTuple):
 
     request_id: int
     continuation: int
+
+
+class Open(NamedTuple):
+    """What the engine runs."""
+
+    folder: Path
+    plan: Plan | None
+    settings: EngineSettings
 
 
 class Close(NamedTuple):

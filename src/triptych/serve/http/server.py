@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import uvicorn
 
-from triptych.errors import InputError, Problem, RunError, TriptychError
+from triptych.errors import InputError, Problem, RunError
 from triptych.plan.plan import Plan
 from triptych.serve.core.limits import Limits
 from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.http.app import Exposure, Service, make_app
 from triptych.serve.http.client import EngineClient
-from triptych.serve.http.engine_process import engine_process
-from triptych.serve.http.messages import Ended, Opened
+from triptych.serve.http.link import EngineProcess
 from triptych.serve.http.metrics import Metrics
 from triptych.serve.http.wanted import Prompter
 
-_GOODBYE_S = 10.0
-"""Seconds that an engine may take to end."""
 _LATE_S = 5
 """Seconds after the end of draining until connections are cut."""
 
@@ -54,15 +47,17 @@ class ServerSettings:
 
 
 def serve(
-    folder: Path,
+    engine: EngineProcess,
+    source: ModelSource,
     plan: Plan | None,
     settings: ServerSettings,
     when_ready: Callable[[str, Limits], None],
 ) -> str:
-    """Serves the model in a folder until a signal asks for the end; returns its name.
+    """Serves a model until a signal asks for the end; returns the signal's name.
 
     Args:
-        folder: a Hugging Face directory or a checkpoint.
+        engine: a process that has not been opened.
+        source: the model.
         plan: tensor and pipeline degrees; None: one process.
         settings: where and how.
         when_ready: gets the URL of the interface and the limits once requests are taken.
@@ -73,13 +68,12 @@ def serve(
 
     """
     with _listening(settings.host, settings.port) as listener:
-        source = ModelSource.open(folder)
-        with _engine(source.folder, plan, settings.engine) as (pipe, process):
-            prompter = Prompter(source)  # while the engine loads
-            limits = _opened(pipe, process)
-            life = _Life(pipe, process, limits, prompter, settings)
-            when_ready(_url(listener), limits)
-            return asyncio.run(life.live(listener))
+        engine.open(source.folder, plan, settings.engine)
+        prompter = Prompter(source)  # while the engine loads
+        limits = engine.opened()
+        life = _Life(engine, limits, prompter, settings)
+        when_ready(_url(listener), limits)
+        return asyncio.run(life.live(listener))
 
 
 class _Life:
@@ -87,18 +81,17 @@ class _Life:
 
     def __init__(
         self,
-        pipe: Connection,
-        process: BaseProcess,
+        engine: EngineProcess,
         limits: Limits,
         prompter: Prompter,
         settings: ServerSettings,
     ) -> None:
-        self._pipe, self._process, self._limits = pipe, process, limits
+        self._engine, self._limits = engine, limits
         self._prompter, self._settings = prompter, settings
 
     async def live(self, listener: socket.socket) -> str:
         """Serves until the end; the signal that asked for it. Raises what ended the engine."""
-        client = EngineClient(self._pipe, self._limits, self._lost, lambda: _death(self._process))
+        client = EngineClient(self._engine.pipe, self._limits, self._lost, self._engine.death)
         metrics = Metrics(self._limits, lambda: client.load)
         self._service = Service(client, self._prompter, self._settings.exposure, metrics)
         self._server = _Server(self._config(), self._drain)
@@ -178,39 +171,3 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-
-
-@contextlib.contextmanager
-def _engine(
-    folder: Path, plan: Plan | None, settings: EngineSettings
-) -> Iterator[tuple[Connection, BaseProcess]]:
-    """An engine process, which loads meanwhile; none is left behind."""
-    context = multiprocessing.get_context("spawn")
-    ours, its = context.Pipe()
-    arguments = (its, folder, plan, settings)
-    process = context.Process(target=engine_process, args=arguments, name="engine")
-    process.start()
-    its.close()
-    try:
-        yield ours, process
-        process.join(_GOODBYE_S)
-    finally:
-        process.kill()
-        process.join()
-
-
-def _opened(pipe: Connection, process: BaseProcess) -> Limits:
-    """Waits until the engine is ready. Raises what kept it from that."""
-    try:
-        message = pipe.recv()
-    except (EOFError, OSError):
-        raise _death(process) from None
-    if isinstance(message, Ended):
-        raise message.error
-    assert isinstance(message, Opened)
-    return message.limits
-
-
-def _death(process: BaseProcess) -> TriptychError:
-    process.join(_GOODBYE_S)
-    return RunError(f"the engine process ended with exit code {process.exitcode}")
