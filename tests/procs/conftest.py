@@ -1,6 +1,7 @@
-"""Rank tests: makes `ranks.py` and `layouts.py` importable."""
+"""Rank tests: makes `ranks.py` and `layouts.py` importable, and the engine without a model."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "pure" / "serve"))

@@ -92,7 +92,7 @@ def _serve(
         from triptych.serve.core.limits import Limits
         from triptych.serve.engine.settings import EngineSettings
         from triptych.serve.engine.source import ModelSource
-        from triptych.serve.http.app import Exposure
+        from triptych.serve.http.exposure import Exposure
         from triptych.serve.http.server import ServerSettings, serve
 
         source = ModelSource.open(folder)

@@ -17,9 +17,10 @@ from triptych.serve.core.scheduler import Load
 from triptych.serve.engine.engine import Engine
 from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
-from triptych.serve.http.app import Exposure, Service, make_app
+from triptych.serve.http.app import Service, make_app
 from triptych.serve.http.client import EngineClient
 from triptych.serve.http.engine_process import run_engine
+from triptych.serve.http.exposure import Exposure
 from triptych.serve.http.messages import Opened
 from triptych.serve.http.metrics import Metrics
 from triptych.serve.http.wanted import Prompter

@@ -21,7 +21,7 @@ from serve_samples import (
     stock_greedy,
 )
 
-from triptych.serve.http.app import Exposure
+from triptych.serve.http.exposure import Exposure
 
 HELLO = [{"role": "user", "content": "import os"}]
 

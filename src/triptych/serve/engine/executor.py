@@ -109,6 +109,7 @@ class RankExecutor:
                 if self._awaited:
                     self._receive()
                 else:
+                    self._worker.settle()
                     self._send(HEARTBEAT)
                 continue
             while self._awaited and (work is None or self._needs_oldest(work)):

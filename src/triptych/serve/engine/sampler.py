@@ -147,7 +147,8 @@ def draw(logits_V: torch.Tensor, sampling: Sampling, uniform: float) -> int:
     `uniform` in [0, 1) is looked up in the cumulative sum. Only the likeliest tokens are sorted,
     before any softmax: all of them cost 100 times as much.
     """
-    scaled_V = (logits_V / sampling.temperature).double()
+    below_V = logits_V.double() - logits_V.max()  # so that no quotient overflows
+    scaled_V = below_V / sampling.temperature
     if sampling.top_k is None and sampling.top_p == 1 and sampling.min_p == 0:
         return _look_up(torch.softmax(scaled_V, dim=0), uniform)
     vocab = len(scaled_V)

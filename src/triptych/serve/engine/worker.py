@@ -144,6 +144,10 @@ class Worker:
         self.drain(self._now)
         self._clear(self._now)
 
+    def settle(self) -> None:
+        """Waits until all that was sent is taken: when nothing runs. Raises if a rank is lost."""
+        self._clear(self._now)
+
     def send(self, message: bytes, to: int) -> None:
         """Sends bytes to a rank, which may take them later."""
         self._sending += [(self._now, pending) for pending in start_bytes(self.mesh, message, to)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from triptych.serve.http.bodies import ChatBody, CompletionBody, Generation
 from triptych.serve.http.client import EngineClient
 from triptych.serve.http.errors import ApiError, answer_errors, json_response
+from triptych.serve.http.exposure import Exposure
 from triptych.serve.http.guard import Guard
 from triptych.serve.http.metrics import Metrics, Stopwatch
 from triptych.serve.http.replies import ChatReply, CompletionReply, Reply
@@ -31,24 +32,6 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     503: {"description": "The server ends, or its engine is lost."},
 }
 _GONE = 499  # nobody reads it: the client has left
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exposure:
-    """What clients may do.
-
-    Args:
-        name: of the model.
-        keys: API keys; none: everybody may ask.
-        max_body_bytes: of a request.
-        max_requests: served at once, waiting ones included.
-
-    """
-
-    name: str
-    keys: Sequence[str] = ()
-    max_body_bytes: int = 4 << 20
-    max_requests: int = 1024
 
 
 @dataclass(slots=True)
@@ -89,7 +72,6 @@ def make_app(service: Service) -> FastAPI:
         title="Triptych",
         version="1",  # of OpenAI's interface
         summary=f"OpenAI-compatible server of {service.exposure.name}",
-        max_body_size=service.exposure.max_body_bytes,
         docs_url=None,
         redoc_url=None,
     )
@@ -97,12 +79,7 @@ def make_app(service: Service) -> FastAPI:
     _add_generation(app, service)
     _add_models(app, service)
     _add_watching(app, service)
-    app.add_middleware(
-        Guard,
-        keys=service.exposure.keys,
-        most=service.exposure.max_requests,
-        metrics=service.metrics,
-    )
+    app.add_middleware(Guard, exposure=service.exposure, metrics=service.metrics)
     return app
 
 

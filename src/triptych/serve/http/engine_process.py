@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 from triptych.errors import InputError, RunError, TriptychError
 from triptych.serve.engine.engine import Engine
-from triptych.serve.engine.values import Ask, Output
+from triptych.serve.engine.values import Ask
 from triptych.serve.http.messages import Abort, Admitted, Close, Ended, News, Open, Opened, Stop
 
 
@@ -68,10 +68,8 @@ class _Driver:
                     return
 
     def _turn(self) -> bool:
-        """Steps come before requests; one message tells what both brought. False at the end."""
-        outputs: list[Output] = []
-        while found := self._engine.step(0):
-            outputs += found
+        """A step comes before requests; one message tells what both brought. False at the end."""
+        outputs = self._engine.step(0)
         while self._pipe.poll():
             command = self._pipe.recv()
             if isinstance(command, Close):

@@ -1,15 +1,16 @@
-"""What stands before all requests: the API key, and how many are served at once."""
+"""What stands before all requests: the API key, the size of bodies, how many are served at once."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Sequence
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.serve.http.errors import ApiError
+from triptych.serve.http.exposure import Exposure
 from triptych.serve.http.metrics import Metrics
 
 _BODY_S = 60.0
@@ -21,15 +22,14 @@ class Guard:
 
     Args:
         app: what is guarded.
-        keys: any of them opens; none: all doors are open.
-        most: requests that are served at once; further ones are told to come back.
+        exposure: keys, any of which opens, and limits.
         metrics: where responses are counted.
 
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], most: int, metrics: Metrics) -> None:
-        self._app, self._most, self._metrics = app, most, metrics
-        self._keys = [key.encode() for key in keys]
+    def __init__(self, app: ASGIApp, exposure: Exposure, metrics: Metrics) -> None:
+        self._app, self._exposure, self._metrics = app, exposure, metrics
+        self._keys = [key.encode() for key in exposure.keys]
         self._num_inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +47,7 @@ class Guard:
             return
         self._num_inside += 1
         try:
-            await self._app(scope, _impatient(receive), send)
+            await self._app(scope, _limited(receive, self._exposure.max_body_bytes), send)
         finally:
             self._num_inside -= 1
 
@@ -58,8 +58,12 @@ class Guard:
             if not any([hmac.compare_digest(given, key) for key in self._keys]):
                 message = "an API key is needed: Authorization: Bearer KEY"
                 return ApiError(401, message, code="invalid_api_key")
-        if self._num_inside >= self._most:
-            message = f"{self._most} requests are being served, as many as may"
+        most_bytes, most = self._exposure.max_body_bytes, self._exposure.max_requests
+        size = Headers(scope=scope).get("content-length", "")
+        if size.isdecimal() and int(size[:20]) > most_bytes:
+            return ApiError(413, _too_long(most_bytes))
+        if self._num_inside >= most:
+            message = f"{most} requests are being served, as many as may"
             return ApiError(429, message, code="overloaded", retry_after_s=1)
         return None
 
@@ -74,16 +78,26 @@ class Guard:
         return counted
 
 
-def _impatient(receive: Receive) -> Receive:
-    """Gives up on a body that does not come."""
-    is_whole = False
+def _limited(receive: Receive, most_bytes: int) -> Receive:
+    """Gives up on a body that is too long or does not come."""
+    is_whole, num_bytes = False, 0
 
     async def piece() -> Message:
-        nonlocal is_whole
+        nonlocal is_whole, num_bytes
         if is_whole:
             return await receive()
-        message = await asyncio.wait_for(receive(), _BODY_S)
+        try:
+            message = await asyncio.wait_for(receive(), _BODY_S)
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not come within {_BODY_S:g} s") from None
         is_whole = not message.get("more_body", False)
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > most_bytes:
+            raise HTTPException(413, _too_long(most_bytes))
         return message
 
     return piece
+
+
+def _too_long(most_bytes: int) -> str:
+    return f"the body is too long: up to {most_bytes} bytes"

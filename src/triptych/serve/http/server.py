@@ -16,8 +16,9 @@ from triptych.plan.plan import Plan
 from triptych.serve.core.limits import Limits
 from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
-from triptych.serve.http.app import Exposure, Service, make_app
+from triptych.serve.http.app import Service, make_app
 from triptych.serve.http.client import EngineClient
+from triptych.serve.http.exposure import Exposure
 from triptych.serve.http.link import EngineProcess
 from triptych.serve.http.metrics import Metrics
 from triptych.serve.http.wanted import Prompter
