@@ -84,6 +84,17 @@ def test_penalties_bend_logits_as_they_are_defined() -> None:
     assert choose(logits, 1, bias)[0].token == 3
 
 
+@pytest.mark.parametrize("cuts", [{}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.1}])
+def test_the_smallest_and_largest_temperatures_draw_as_their_limits_do(
+    cuts: dict[str, float],
+) -> None:
+    logits = torch.tensor([1.0, 1e30, 2.0, -1e30])
+    smallest = Asked(Sampling(temperature=1e-320, seed=1, **cuts), frozenset())
+    assert {c.token for c in choose(logits, 20, smallest)} == {1}
+    largest = Asked(Sampling(temperature=1e308, seed=1, **cuts), frozenset())
+    assert {c.token for c in choose(logits, 60, largest)} <= {0, 1, 2, 3}
+
+
 def test_an_answer_does_not_end_before_its_least_length() -> None:
     asked = Asked(Sampling(min_tokens=2), frozenset({0}))
     logits = torch.tensor([3.0, 2.0, 1.0])

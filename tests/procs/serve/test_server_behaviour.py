@@ -47,7 +47,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> Iterator[Server]:
-    """Its answers are `&&&...`."""
+    """Its answers are `%%%...`."""
     exposure, run = Exposure(name=NAME, max_body_bytes=20_000), Scripted(lambda *_: 5)
     with serving(folder, exposure=exposure, open_engine=lambda: engine_of(run, SMALL)) as server:
         yield server

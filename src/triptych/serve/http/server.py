@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import uvicorn
 
@@ -73,8 +74,8 @@ def serve(
         prompter = Prompter(source)  # while the engine loads
         limits = engine.opened()
         life = _Life(engine, limits, prompter, settings)
-        when_ready(_url(listener), limits)
-        return asyncio.run(life.live(listener))
+        ready = partial(when_ready, _url(listener), limits)
+        return asyncio.run(life.live(listener, ready))
 
 
 class _Life:
@@ -90,12 +91,12 @@ class _Life:
         self._engine, self._limits = engine, limits
         self._prompter, self._settings = prompter, settings
 
-    async def live(self, listener: socket.socket) -> str:
+    async def live(self, listener: socket.socket, ready: Callable[[], None]) -> str:
         """Serves until the end; the signal that asked for it. Raises what ended the engine."""
         client = EngineClient(self._engine.pipe, self._limits, self._lost, self._engine.death)
         metrics = Metrics(self._limits, lambda: client.load)
         self._service = Service(client, self._prompter, self._settings.exposure, metrics)
-        self._server = _Server(self._config(), self._drain)
+        self._server = _Server(self._config(), ready, self._drain)
         try:
             await self._server.serve(sockets=[listener])
             if self._server.stopped_by is None and client.failure is not None:
@@ -128,10 +129,17 @@ class _Life:
 class _Server(uvicorn.Server):
     """Ends gracefully at the first signal and at once at the second, with a normal exit."""
 
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, ready: Callable[[], None], drain: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self.stopped_by: str | None = None
-        self._drain = drain
+        self._ready, self._drain = ready, drain
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes requests, and says so."""
+        await super().startup(sockets)
+        self._ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -155,17 +163,17 @@ class _Server(uvicorn.Server):
 @contextlib.contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     """A socket that is bound before anything slow begins. Raises InputError if it cannot be."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except (OSError, OverflowError) as error:
-        works = "another --port (0 takes a free one), an address of this machine as --host"
-        raise InputError(Problem(f"cannot listen on {host}:{port}: {error}", works=works)) from None
-    with listener:
+    with contextlib.ExitStack() as stack:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, address = found[0]
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError as error:
+            works = "another --port (0 takes a free one), an address of this machine as --host"
+            what = f"cannot listen on {host}:{port}: {error}"
+            raise InputError(Problem(what, works=works)) from None
         yield listener
 
 
