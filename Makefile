@@ -10,14 +10,14 @@ LAYOUTS := $(addprefix tests/procs/runtime/test_, layout_equality.py mixed_plans
   family_layouts.py parity.py chunked_attention.py grouped_experts.py muon.py) \
   tests/procs/checkpoint/test_checkpoint_plans.py
 # Those that do not themselves make every other step strict (`strictly` of tests/procs/layouts.py).
-WHOLLY_STRICT := tests/procs/runtime/test_ring_attention.py tests/procs/train/test_train_resume.py
+WHOLLY_STRICT := tests/procs/runtime/test_ring_attention.py
 
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
-PARTS := $(addprefix test-,training strict runtime rest pure)
+PARTS := $(addprefix test-,training runtime rest pure strict)
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test strict test-exports lint format $(PARTS)
+.PHONY: help install demo test test-whole strict test-exports lint format $(PARTS)
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -31,6 +31,9 @@ test: $(STAMP)  ## every test but tests/gpu; layouts are compared with and witho
 	@echo "in parts, $(JOBS) at a time; each prints when it has ended"
 	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j $(JOBS) $(PARTS)
 
+test-whole: export TRIPTYCH_WHOLE = 1
+test-whole: test  ## the same with every case of the long lists of cases
+
 test-exports: $(STAMP)  ## exports before the real parsers of the real packages, which it installs
 	$(PYTEST) tests/exports
 
@@ -38,7 +41,8 @@ test-training:
 	$(PYTEST) tests/procs/train tests/procs/cli tests/procs/user_cases
 
 strict: $(STAMP)  ## the tests that compare layouts once more, every step of them strict
-	TRIPTYCH_STRICT_COMM=1 $(PYTEST) $(LAYOUTS) $(WHOLLY_STRICT)
+	TRIPTYCH_WHOLE=1 TRIPTYCH_STRICT_COMM=1 $(PYTEST) $(LAYOUTS) $(WHOLLY_STRICT) \
+	  tests/procs/train/test_train_resume.py
 
 test-strict:
 	TRIPTYCH_STRICT_COMM=1 $(PYTEST) $(WHOLLY_STRICT)

@@ -31,6 +31,7 @@ def _load_share(folder: Path, tensors: Any, seed: int, ranks: int) -> None:
     assert_same_bytes(ours, tensors)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("max_shard_size", ["5GB", "6KB"])
 def test_every_layout_is_filled_from_one_file_or_many(

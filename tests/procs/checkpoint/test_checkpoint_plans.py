@@ -111,6 +111,7 @@ def compare(
         )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("old", PLANS)
 def test_losses_continue_and_moments_are_bit_equal_under_every_other_plan(
@@ -134,11 +135,13 @@ def test_stages_with_their_own_degrees_load_and_are_loaded(
     compare(old, [new, "one"], Precision(), tiny_config(tie_word_embeddings=True), tmp_path)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", [name for name in UNEVEN if name not in ("llama", "qwen3")])
 def test_every_family_goes_on_under_another_plan(tmp_path: Path, family: str) -> None:
     compare("tp2-pp2", ["tp2-sp-dp2-zero"], Precision(), family_config(family), tmp_path)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", EXPERT_FAMILIES)
 def test_experts_go_on_in_other_groups(tmp_path: Path, family: str) -> None:
     others = {"mixtral": ["dp4-ep4-zero", "one"], "qwen3_moe": ["tp2-pp2"]}

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from triptych.cli.main import run
+
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -84,7 +86,8 @@ def test_train_resume_export_generate_and_report_work_in_a_row(folder: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["tp=2,sp=1", "tp=2+1,dp=1+2,sp=1,microbatch=2"])
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("plan", ["tp=2+1,dp=1+2,sp=1,microbatch=2", "tp=2,sp=1"])
 def test_verify_finds_a_layout_equal_to_one_process(folder: Path, plan: str) -> None:
     found = triptych(folder, "verify", "config.json", "--plan", plan, "--seq", "16")
     assert found["same"] and found["relative_difference"]["gradients"] < 1e-12
@@ -104,9 +107,16 @@ def test_verify_finds_a_layout_equal_to_one_process(folder: Path, plan: str) -> 
     ],
 )
 def test_wrong_input_ends_with_code_2_and_nothing_written(
-    folder: Path, args: list[str], words: list[str]
+    folder: Path,
+    args: list[str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     before = sorted(folder.iterdir())
-    text = json.dumps(triptych(folder, *args, code=2)["error"])
+    monkeypatch.chdir(folder)
+    capfd.readouterr()
+    assert run([*args, "--json"]) == 2
+    text = json.dumps(json.loads(capfd.readouterr().out)["error"])
     assert all(word in text for word in words)
     assert sorted(folder.iterdir()) == before

@@ -37,6 +37,7 @@ def _sent(plan: Plan, config: dict[str, Any]) -> tuple[int, dict[str, int]]:
     return engine.mesh.coordinates.pp, engine.step(microbatches, 1e-3).bytes_sent
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     "settings",
@@ -93,6 +94,7 @@ def test_every_rank_sends_the_bytes_that_are_predicted(
     _compare(Plan.uniform(LAYERS, **settings), config)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", [name for name in UNEVEN if name not in ("llama", "qwen3")])
 @pytest.mark.parametrize("settings", [{"pp": 2}, {"sequence_parallel": True, "recompute": "full"}])
 def test_ranks_of_every_family_send_the_bytes_that_are_predicted(
@@ -118,6 +120,7 @@ def test_windows_and_chunks_spare_the_keys_that_are_predicted(
     _compare(Plan.uniform(4, cp=4), family_config(family) | {"vocab_size": VOCAB} | changes)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -138,6 +141,7 @@ def test_ranks_that_share_experts_send_the_bytes_that_are_predicted(
     _compare(Plan.uniform(4, **settings), config)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     "text",

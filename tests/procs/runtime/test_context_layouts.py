@@ -66,6 +66,7 @@ def test_families_with_dealt_heads_beside_tensor_and_pipeline_ranks(family: str)
     _assert_one_process(family, THREE | ULYSSES)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("layout", MORE)
 def test_context_ranks_beside_the_other_axes(layout: str) -> None:
     _assert_one_process("gemma2", MORE[layout])

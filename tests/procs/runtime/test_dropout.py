@@ -47,6 +47,7 @@ def _reference(family: str) -> Run:
     return _train(Plan.uniform(4, precision=DOUBLE, microbatch=4), family)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("family", "layout"),
     [

@@ -51,6 +51,7 @@ def _one_process(family: str) -> Run:
     return _runs(family)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("family", "layout"), [(f, layout) for f, layouts in FAMILIES.items() for layout in layouts]
 )

@@ -36,6 +36,7 @@ def _one_process(family: str, precision: Precision) -> Run:
     return _runs(family, precision)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_steps_on_four_ranks_are_those_of_one_process(family: str, layout: str) -> None:
@@ -45,6 +46,7 @@ def test_two_steps_on_four_ranks_are_those_of_one_process(family: str, layout: s
     assert_equal_runs(found, _one_process(family, precision), tolerance)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mixed_precision_on_four_ranks_stays_close_to_one_process(family: str) -> None:
     found = _runs(family, Precision.mixed(), **LAYOUTS["TP2+SP x PP2"])

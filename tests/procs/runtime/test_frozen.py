@@ -49,6 +49,7 @@ def _reference(freeze: tuple[str, ...], tied: bool = False) -> Run:
     return _train(Plan.uniform(4, precision=DOUBLE, microbatch=4), freeze, tied)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

@@ -60,6 +60,7 @@ def _count(optimizer: Any, name: str, counts: dict[str, int]) -> None:
     setattr(optimizer, name, counting)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "plan",
     [

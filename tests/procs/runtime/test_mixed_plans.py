@@ -104,6 +104,7 @@ def _train(model_index: int, plan: Plan, sequences: int) -> list[Run]:
     return run_ranks(plan.world_size, body)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("model_index", "plan"), _drawn())
 def test_a_drawn_plan_equals_one_process(model_index: int, plan: Plan) -> None:
     sequences = _sequences(model_index, plan)

@@ -37,6 +37,7 @@ def _one_process(family: str) -> Run:
     return merge(run_ranks(1, _train, Plan.uniform(4, precision=DOUBLE), family))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("family", "settings"), LAYOUTS, ids=str)
 def test_every_layout_gives_one_process(family: str, settings: dict[str, Any]) -> None:
     plan = Plan.uniform(4, precision=DOUBLE, **settings)

@@ -169,11 +169,13 @@ def test_one_process_and_every_layout_of_two_ranks_equal_the_stock_model(case: s
     _assert_parity(case, False, LAYOUTS | (EXPERT_LAYOUTS if has_experts else {}))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", _first_cases())
 def test_stages_of_two_recomputing_ranks_equal_the_stock_model(case: str) -> None:
     _assert_parity(case, False, {"PP2 TP2 recomputed": ON_FOUR})
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", UNEVEN)
 def test_three_kv_heads_on_two_ranks_equal_the_stock_model(case: str) -> None:
     _assert_parity(case, True, {"TP2+SP": LAYOUTS["TP2+SP"]})

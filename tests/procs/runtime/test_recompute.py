@@ -42,6 +42,7 @@ def _gradients(
     return float(loss), [piece.gradient.clone() for piece in engine.optimizer.pieces]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("settings", "family"),
     [

@@ -70,6 +70,7 @@ def test_a_schedule_equals_one_process(case: str, pp: int) -> None:
     assert_equal_runs(found, _reference(plan.num_layers), 1e-12)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES)
 def test_what_runs_is_the_program(case: str) -> None:
     plan = _plan(case, 2, tp=1, dp=1, zero=0, sequence_parallel=False)

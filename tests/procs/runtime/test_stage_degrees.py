@@ -145,6 +145,7 @@ def _train(plan: Plan, model: str, double: bool) -> list[Run]:
     return run_ranks(plan.world_size, body)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("layout", "model", "double"),
     [

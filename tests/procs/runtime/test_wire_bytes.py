@@ -97,6 +97,7 @@ def _optimal_bytes(plan: Plan) -> dict[str, float]:
     }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.skipif(STRICT, reason="strict communication sends acknowledgements and checksums")
 @pytest.mark.parametrize(
     "settings",

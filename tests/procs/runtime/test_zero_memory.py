@@ -55,6 +55,7 @@ def _predicted(plan: Plan) -> tuple[float, float, float]:
     return state_bytes(Frame.of(pricer, plan).costs, Storage.of(plan))[:3]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("dp", [1, 2, 4])
@@ -114,6 +115,7 @@ class _Watched:
         self.travelling = max(self.travelling, live.travelling)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 @pytest.mark.parametrize(
     "settings",

@@ -37,6 +37,7 @@ def _law(plan: Plan) -> tuple[float, float]:
     )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.skipif(STRICT, reason="strict communication sends acknowledgements and checksums")
 @pytest.mark.parametrize(
     "settings",

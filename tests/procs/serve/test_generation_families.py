@@ -28,6 +28,7 @@ def _tokens(folder: Path, plan: Plan | None) -> list[tuple[int, ...]]:
     return [answer.token_ids for answer in found]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("family", [name for name in UNEVEN if name not in ("llama", "qwen3")])
 def test_every_family_gives_the_tokens_of_the_stock_library(tmp_path: Path, family: str) -> None:
     config = family_config(family, uneven=True) | {"eos_token_id": None, "bos_token_id": None}

@@ -51,6 +51,7 @@ def test_greedy_tokens_are_those_of_the_stock_library(tmp_path: Path, family: st
     assert tokens(run(tmp_path, None, 24)) == expected(model, 24)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("family", ["mistral", "qwen3"])
 @pytest.mark.parametrize(
     "degrees",

@@ -12,6 +12,7 @@ from verbs import Ranks, job
 from triptych.schedule.timeline import Timeline
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("schedule", "count"), [("1f1b", 1), ("gpipe", 3), ("1f1b", 7)])
 def test_pub_034_four_stages_train_any_number_of_micro_batches_and_tell_the_bubble(
     ranks: Ranks, tmp_path: Path, schedule: str, count: int

@@ -70,6 +70,7 @@ def loaded(folder: Path) -> Any:
     return model.eval()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("plan", ["tp=3,pp=2", "dp=2,zero=3", "dp=3,zero=3,microbatch=1"])
 def test_pub_058_a_tied_model_from_several_files_is_exported_whole(
     ranks: Ranks, tmp_path: Path, plan: str
@@ -107,6 +108,7 @@ CASES: dict[str, dict[str, Any]] = {
 IDS = [(7 * i * i + 3) % 300 for i in range(81)]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", CASES)
 def test_pub_062_an_imported_model_has_the_logits_of_stock_and_its_export_the_same_bits(
     ranks: Ranks, tmp_path: Path, family: str

@@ -24,6 +24,7 @@ def evaluated(ranks: Ranks, folder: Path, lengths: list[int], plan: str) -> tupl
     return line["eval_loss"], line["eval_tokens"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("count", "plans"), [(5, ["dp=4", "pp=2"]), (21, ["dp=2,zero=3"]), (2, ["dp=4"])]
 )
