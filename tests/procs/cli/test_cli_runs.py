@@ -47,7 +47,7 @@ def triptych(folder: Path, *args: str, code: int = 0) -> dict[str, Any]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
