@@ -8,16 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from triptych.cli.answer import Answer
-from triptych.cli.fleet import FleetArgument, groups_of
+from triptych.cli.fleet import FleetArgument, ReportOption, groups_of, simulated, timeline
 from triptych.cli.options import JsonOption
 from triptych.errors import InputError, Problem
 from triptych.fleet.advice import LOOSER, advise
 from triptych.fleet.baselines import replaced, replication, round_robin
+from triptych.fleet.curves import over_devices, over_load
 from triptych.fleet.file import FleetFile, read_fleet, with_groups
 from triptych.fleet.find import Effort, find
 from triptych.fleet.judge import Judge
 from triptych.fleet.placement import Placement
 from triptych.report.fleet import placement_text
+from triptych.report.fleet_page import write_fleet
 from triptych.simulate.trace import Trace
 
 PLANNING_SEEDS = 3
@@ -40,6 +42,7 @@ def command(
     advice: Annotated[
         bool, typer.Option(help="Say what a device more or a looser objective would buy.")
     ] = True,
+    report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> Answer:
     """Choose groups, shapes and replicas so that most requests meet their objectives.
@@ -61,6 +64,11 @@ def command(
             "limits": {name: limit.value for name, limit in advised.limits.items()},
         }
     text = placement_text(document)
+    if report is not None:
+        picture = _picture(given, found.placement, planned_on, judged)
+        page = {"title": file.name, "attainment_of_all": picture["attainment"]}
+        write_fleet(picture | document | page, report)
+        text += f"\n\nwrote {report}"
     if out is not None:
         _write(out, with_groups(file, given.fleet, found.placement))
         text += f"\n\nnext: triptych simulate {out}"
@@ -100,6 +108,18 @@ def _document(
         "groups": groups_of(fleet, placement, verdict),
         "attainment": attainment,
     }
+
+
+def _picture(
+    given: FleetFile, placement: Placement, planned_on: list[Trace], judged: Trace
+) -> dict[str, Any]:
+    """What the page shows beside the answer: models, groups over time, other loads."""
+    fleet = given.fleet
+    placements = {"this placement": placement, "replication": replication(fleet, planned_on)}
+    curves = over_load(given, judged, placements)
+    curves["devices"] = over_devices(fleet, planned_on, judged)
+    whole = simulated(fleet, placement, judged)
+    return whole | timeline(fleet, placement, judged) | {"curves": curves}
 
 
 def _write(path: Path, text: str) -> None:

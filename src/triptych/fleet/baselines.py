@@ -6,15 +6,14 @@ re-placed for each window at no cost), and round robin over pipelines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import cycle
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from triptych.fleet.greedy import fill
 from triptych.fleet.judge import Judge, Verdict
 from triptych.fleet.models import Fleet, Shape
-from triptych.fleet.placement import Placement, empty
+from triptych.fleet.placement import Group, Placement, empty
 from triptych.simulate.trace import Trace
 
 SINGLE = Shape(1)
@@ -26,18 +25,20 @@ def replication(fleet: Fleet, traces: Sequence[Trace]) -> Placement:
 
 
 def round_robin(fleet: Fleet, shape: Shape) -> Placement:
-    """Models dealt out in turn over groups of one shape, round after round, while any fits."""
-    placement = empty([shape] * (fleet.num_devices // shape.devices))
-    turns = cycle(range(len(placement.groups)))
-    added = bool(placement.groups)
+    """Models dealt out in turn over groups of one shape, round after round.
+
+    A model that does not fit where the turn is is passed over; dealing ends when none fits there.
+    """
+    groups = [Group(shape) for _ in range(fleet.num_devices // shape.devices)]
+    turn = 0
+    added = bool(groups)
     while added:
         added = False
         for model in range(len(fleet.models)):
-            index = next(turns)
-            group = placement.groups[index]
-            if group.takes(model, fleet):
-                placement, added = placement.put(index, group.with_model(model)), True
-    return placement
+            if groups[turn].takes(model, fleet):
+                groups[turn] = groups[turn].with_model(model)
+                turn, added = (turn + 1) % len(groups), True
+    return Placement(tuple(groups))
 
 
 def replaced(fleet: Fleet, trace: Trace, window_s: float, *, clairvoyant: bool = False) -> Verdict:
@@ -53,18 +54,24 @@ def replaced(fleet: Fleet, trace: Trace, window_s: float, *, clairvoyant: bool =
             window before (the first one on its own).
 
     """
-    windows = list(_windows(trace, window_s))
-    plans = windows if clairvoyant else [windows[0], *windows[:-1]]
-    verdicts = [
-        Judge(fleet, [window]).of(replication(fleet, [plan]))
-        for window, plan in zip(windows, plans, strict=True)
-    ]
+    parts = list(replans(fleet, trace, window_s, clairvoyant=clairvoyant))
+    verdicts = [Judge(fleet, [window]).of(placement) for window, placement in parts]
     return Verdict(
         np.sum([v.asked for v in verdicts], axis=0),
         np.sum([v.served for v in verdicts], axis=0),
         np.sum([v.busy_s for v in verdicts], axis=0),
         float(trace.arrival_s[-1]),
     )
+
+
+def replans(
+    fleet: Fleet, trace: Trace, window_s: float, *, clairvoyant: bool = False
+) -> Iterator[tuple[Trace, Placement]]:
+    """The windows of a trace, each with its replication; arguments as for `replaced`."""
+    windows = list(_windows(trace, window_s))
+    plans = windows if clairvoyant else [windows[0], *windows[:-1]]
+    for window, plan in zip(windows, plans, strict=True):
+        yield window, replication(fleet, [plan])
 
 
 def _windows(trace: Trace, window_s: float) -> list[Trace]:

@@ -1,9 +1,9 @@
 """The search for a placement: groups, shapes and replicas, guided by simulation.
 
 For each way to part the models into buckets and the devices among them: groups of one shape, filled
-greedily on a sample of the requests. The best of these are filled on all requests, then improved by
-small changes. Planned on one list of requests; whoever wants to know how good the answer is judges
-it on another.
+greedily on a sample of the requests. Some of these are filled on all requests, the best two are
+improved by small changes. Planned on one list of requests; whoever wants to know how good the
+answer is judges it on another.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from triptych.fleet.partition import Bucket, alike, buckets, divisions
 from triptych.fleet.placement import Placement, empty, joined
 from triptych.simulate.trace import Trace
 
+ANNEALED = 2  # finalists that small changes are tried on
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
@@ -29,9 +31,9 @@ class Effort:
 
     Args:
         sample: requests on which the kinds of groups are compared.
-        finalists: of them, how many are filled on all requests.
-        trials: small changes of each finalist; if its groups have no more loads than that, all
-            are tried instead.
+        finalists: of them, how many are filled on all requests; where groups have no more loads
+            than `trials`, with the best of all.
+        trials: small changes, of the two best finalists together.
         beam: placements kept while replicas are added to finalists, each that is possible being
             simulated; 0 adds those that are missed most.
         slack: devices that a bucket may have beside its share.
@@ -41,7 +43,7 @@ class Effort:
     """
 
     sample: int = 4_000
-    finalists: int = 2
+    finalists: int = 4
     trials: int = 400
     beam: int = 0
     slack: int = 2
@@ -60,17 +62,18 @@ def find(fleet: Fleet, traces: Sequence[Trace], effort: Effort | None = None) ->
     effort = effort or Effort()
     judge = Judge(fleet, traces)
     ranked = sorted(_screened(fleet, traces, effort), key=lambda found: -found.verdict.attainment)
-    improved = [_improved(found.placement, judge, effort) for found in ranked[: effort.finalists]]
+    filled = [_filled_anew(found.placement, judge, effort) for found in ranked[: effort.finalists]]
+    best = sorted(filled, key=lambda found: -found.verdict.attainment)[:ANNEALED]
+    improved = [anneal(found, judge, effort.trials // len(best), effort.seed) for found in best]
     return max(improved, key=lambda found: found.verdict.attainment)
 
 
-def _improved(placement: Placement, judge: Judge, effort: Effort) -> Found:
-    """The groups of a placement, filled on all requests and improved."""
+def _filled_anew(placement: Placement, judge: Judge, effort: Effort) -> Found:
+    """The groups of a placement, filled on all requests."""
     bare = empty(group.shape for group in placement.groups)
     if 2 ** (len(bare.groups) * len(judge.fleet.models)) <= effort.trials:
         return Found(*best_of_all(bare, judge))
-    filled = Found(*beam(bare, judge, effort.beam)) if effort.beam else _refilled(bare, judge)
-    return anneal(filled, judge, effort.trials, effort.seed)
+    return Found(*beam(bare, judge, effort.beam)) if effort.beam else _refilled(bare, judge)
 
 
 def fixed(

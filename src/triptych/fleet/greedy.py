@@ -1,7 +1,7 @@
 """Which models on which groups, one replica after the other.
 
-`fill` is AlpaServe's fast heuristic (2302.11665, section 4.2): after each simulation the model with
-the most unserved requests gets a replica on the least busy group that has room for it. `beam` is
+`fill` is AlpaServe's fast heuristic (2302.11665, section 4.2): after each simulation the least busy
+group that has room gets a replica of the model with the most unserved requests. `beam` is
 its Algorithm 1: every (model, group) is tried and the best few are kept. `best_of_all` is exact.
 """
 
@@ -27,7 +27,7 @@ def fill(placement: Placement, judge: Judge, at_once: int = 1) -> tuple[Placemen
     Args:
         placement: groups, with models or without.
         judge: of the requests.
-        at_once: replicas between two simulations, each on a group of its own.
+        at_once: replicas between two simulations, each of another model on another group.
 
     """
     best, verdict = placement, judge.of(placement)
@@ -42,17 +42,17 @@ def fill(placement: Placement, judge: Judge, at_once: int = 1) -> tuple[Placemen
 
 
 def _with_replicas(placement: Placement, verdict: Verdict, fleet: Fleet, at_once: int) -> Placement:
-    quiet = np.argsort(verdict.utilisation, kind="stable").tolist()
+    missed = [m for m in np.argsort(-verdict.missed, kind="stable").tolist() if verdict.missed[m]]
     added = 0
-    for model in np.argsort(-verdict.missed, kind="stable").tolist():
-        if added == at_once or not verdict.missed[model]:
-            break
-        groups = placement.groups
-        index = next((i for i in quiet if groups[i].takes(model, fleet)), None)
-        if index is not None:
-            placement = placement.put(index, groups[index].with_model(model))
-            quiet.remove(index)
+    for index in np.argsort(verdict.utilisation, kind="stable").tolist():
+        group = placement.groups[index]
+        model = next((m for m in missed if group.takes(m, fleet)), None)
+        if model is not None:
+            placement = placement.put(index, group.with_model(model))
+            missed.remove(model)
             added += 1
+        if added == at_once:
+            break
     return placement
 
 

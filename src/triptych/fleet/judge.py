@@ -85,3 +85,32 @@ def _busy_s(lines: Sequence[single_shot.Group], group: Counts, model: Counts) ->
         slowest = np.array([max(line.stage_s[m]) for m in held])
         found[index] = counts[held] @ slowest if held else 0.0
     return found
+
+
+def busy_shares(
+    fleet: Fleet, placement: Placement, trace: Trace, num_bins: int
+) -> tuple[Floats, Floats]:
+    """Equal stretches of time and how busy the last stage of each group is in each.
+
+    Returns:
+        The edges of the stretches in seconds, from 0 to the end of the last request that is served;
+        busy shares, a row for each group.
+
+    """
+    lines = placement.lines(fleet)
+    outcome = single_shot.simulate(
+        trace.arrival_s, trace.model, lines, trace.slo_s, fleet.overhead_s
+    )
+    left_s = outcome.finish_s - fleet.overhead_s
+    edges_s = np.linspace(0.0, max(float(np.nanmax(left_s, initial=0.0)), 1e-9), num_bins + 1)
+    found = np.zeros((len(lines), num_bins))
+    for index, line in enumerate(lines):
+        (mine,) = np.nonzero(outcome.group == index)
+        if not len(mine):
+            continue
+        lasts_s = np.array([line.stage_s[m][-1] for m in trace.model[mine].tolist()])
+        # Stretches of one stage follow each other: busy time grows along them only.
+        turns_s = np.stack([left_s[mine] - lasts_s, left_s[mine]], axis=1).ravel()
+        busy_s = np.repeat(np.concatenate([[0.0], np.cumsum(lasts_s)]), 2)[1:-1]
+        found[index] = np.diff(np.interp(edges_s, turns_s, busy_s)) / np.diff(edges_s)
+    return edges_s, found

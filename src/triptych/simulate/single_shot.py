@@ -28,9 +28,18 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Devices that form one pipeline: seconds of each stage, for each model that it holds."""
+    """Devices that form one pipeline: seconds of each stage, for each model that it holds.
+
+    All models have as many stages.
+    """
 
     stage_s: Mapping[int, tuple[float, ...]]
+
+    @property
+    def depth(self) -> int:
+        """Stages; 0 if it holds nothing."""
+        (depth,) = {len(stages) for stages in self.stage_s.values()} or {0}
+        return depth
 
     @property
     def common(self) -> tuple[float, ...] | None:
@@ -141,18 +150,69 @@ def _general(
     holders: list[list[int]],
 ) -> tuple[list[float], list[int]]:
     """Stage by stage: models of one group may differ."""
-    free = [[0.0] * max(map(len, g.stage_s.values()), default=1) for g in groups]
+    free = [(0.0,) * (group.depth or 1) for group in groups]
+    first = [0.0] * len(groups)  # of `free`, which is compared most
+    lines = [dict(group.stage_s) for group in groups]
+    through = [_WRITTEN_OUT.get(group.depth, _any) for group in groups]
     ends, chosen = [math.nan] * len(arrival_s), [-1] * len(arrival_s)
     for i, (now, number, limit) in enumerate(zip(arrival_s, model, limit_s, strict=True)):
         held = holders[number]
         if not held:
             continue
-        g = min(held, key=lambda group: free[group][0])
-        at, left = now, []
-        for stage, seconds in enumerate(groups[g].stage_s[number]):
-            at = max(at, free[g][stage]) + seconds
-            left.append(at)
-        if at - now <= limit:
-            free[g][: len(left)] = left
-            ends[i], chosen[i] = at, g
+        g = held[0]
+        if len(held) > 1:
+            earliest = first[g]
+            for other in held:
+                if first[other] < earliest:
+                    g, earliest = other, first[other]
+        left = through[g](now, lines[g][number], free[g])
+        end = left[-1]
+        if end - now <= limit:
+            free[g] = left
+            first[g] = left[0]
+            ends[i] = end
+            chosen[i] = g
     return ends, chosen
+
+
+# When a request leaves each stage, from the time it comes, its stages and when they are free.
+Line = tuple[float, ...]
+
+
+def _any(now: float, stage_s: Line, free: Line) -> Line:
+    left = []
+    for seconds, busy in zip(stage_s, free, strict=True):
+        now = (busy if busy > now else now) + seconds
+        left.append(now)
+    return tuple(left)
+
+
+def _one(now: float, stage_s: Line, free: Line) -> Line:
+    return ((free[0] if free[0] > now else now) + stage_s[0],)
+
+
+def _two(now: float, stage_s: Line, free: Line) -> Line:
+    (a_s, b_s), (a, b) = stage_s, free
+    at_a = (a if a > now else now) + a_s
+    return at_a, (b if b > at_a else at_a) + b_s
+
+
+def _four(now: float, stage_s: Line, free: Line) -> Line:
+    (a_s, b_s, c_s, d_s), (a, b, c, d) = stage_s, free
+    at_a = (a if a > now else now) + a_s
+    at_b = (b if b > at_a else at_a) + b_s
+    at_c = (c if c > at_b else at_b) + c_s
+    return at_a, at_b, at_c, (d if d > at_c else at_c) + d_s
+
+
+def _eight(now: float, stage_s: Line, free: Line) -> Line:
+    half = _four(now, stage_s[:4], free[:4])
+    return half + _four(half[3], stage_s[4:], free[4:])
+
+
+_WRITTEN_OUT = {
+    1: _one,
+    2: _two,
+    4: _four,
+    8: _eight,
+}  # the loop over requests spends its time in them

@@ -98,20 +98,25 @@ STAGES_S = {
     4: (0.028, 0.027, 0.027, 0.029),
     8: (0.015, *(0.014,) * 6, 0.016),
 }
-OVERHEAD_S, FACTOR_PER_STAGE, ROUNDING_S = 0.011, 0.009, 0.0005
-"""Stage times are published to the millisecond: the true ones are within half of one."""
+OVERHEAD_S, FACTOR_PER_STAGE = 0.011, 0.009
 
 
-def line(size: int, error_s: float = 0.0) -> tuple[float, ...]:
+def line(size: int) -> tuple[float, ...]:
     """Seconds of each stage of a group, by its size."""
-    return tuple((s + error_s) * (1 + FACTOR_PER_STAGE * size) for s in STAGES_S[size])
+    return tuple(s * (1 + FACTOR_PER_STAGE * size) for s in STAGES_S[size])
 
 
-def placed_greedily(trace: Trace, size: int, error_s: float = 0.0) -> Outcome:
+def counted(outcome: Outcome, trace: Trace) -> float:
+    """As they count: without as many requests at each end as come in 10 s on average."""
+    skip = int(10 / np.ptp(trace.arrival_s) * len(trace))
+    return float(np.mean(outcome.group[skip : len(trace) - skip] >= 0))
+
+
+def placed_greedily(trace: Trace, size: int) -> Outcome:
     """The most refused model onto the group that serves least, until nothing fits."""
     held: list[list[int]] = [[] for _ in range(8 // size)]
     while True:
-        groups = [Group(dict.fromkeys(models, line(size, error_s))) for models in held]
+        groups = [Group(dict.fromkeys(models, line(size))) for models in held]
         outcome = simulate(trace.arrival_s, trace.model, groups, trace.slo_s, OVERHEAD_S)
         refused = np.bincount(trace.model[outcome.group < 0], minlength=32)
         served = np.bincount(outcome.group[outcome.group >= 0], minlength=len(held))
@@ -137,23 +142,16 @@ def alpaserve(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def test_alpaserve_one_group_of_eight_holds_all_models(alpaserve: Trace) -> None:
-    """Nothing is left to place; 0.8095 lies between the ends of the rounding of the stage times."""
-    attained = {}
-    for error_s in (-ROUNDING_S, 0.0):
-        groups = [Group(dict.fromkeys(range(32), line(8, error_s)))]
-        outcome = simulate(
-            alpaserve.arrival_s, alpaserve.model, groups, alpaserve.slo_s, OVERHEAD_S
-        )
-        assert_same(outcome, by_the_rules(alpaserve, groups, OVERHEAD_S))
-        attained[error_s] = outcome.attainment
-    assert attained[0.0] < 0.8095 < attained[-ROUNDING_S]
-    assert attained[0.0] == pytest.approx(0.8095, abs=0.01)
+    """Nothing is left to place: their figure to its last digit."""
+    groups = [Group(dict.fromkeys(range(32), line(8)))]
+    outcome = simulate(alpaserve.arrival_s, alpaserve.model, groups, alpaserve.slo_s, OVERHEAD_S)
+    assert_same(outcome, by_the_rules(alpaserve, groups, OVERHEAD_S))
+    assert round(counted(outcome, alpaserve), 4) == 0.8095
 
 
-def test_alpaserve_groups_of_two_and_four_do_as_well_as_theirs(alpaserve: Trace) -> None:
-    attained = {size: placed_greedily(alpaserve, size).attainment for size in (1, 2, 4, 8)}
-    assert attained[2] >= 0.7473
-    assert attained[4] == pytest.approx(0.8348, abs=0.01)
-    assert placed_greedily(alpaserve, 4, -ROUNDING_S).attainment >= 0.8348
-    assert attained[1] == pytest.approx(0.6443, abs=0.01)
+def test_alpaserve_groups_of_each_size_do_as_well_as_theirs(alpaserve: Trace) -> None:
+    """Their rule of placing but for the order of equals: as good to a request in a thousand."""
+    theirs = {1: 0.6443, 2: 0.7473, 4: 0.8348}
+    attained = {size: counted(placed_greedily(alpaserve, size), alpaserve) for size in theirs}
+    assert all(attained[size] > theirs[size] - 0.001 for size in theirs)
     assert max(attained, key=attained.__getitem__) == 4
