@@ -33,12 +33,12 @@ def over_load(
         "requests a second": {
             factor * judged.rate_per_s: _at_rate(given, judged, factor) for factor in RATES
         },
-        "objectives, times those of the file": {
+        "objectives, in those of the file": {
             factor: replace(judged, slo_s=judged.slo_s * factor) for factor in OBJECTIVES
         },
     }
     if given.requests.trace is None:
-        found["CV of the times between arrivals"] = {
+        found["CV of arrivals"] = {
             factor * given.requests.windows[0].cv: _redrawn(given, cv=factor) for factor in CVS
         }
     return {

@@ -37,7 +37,7 @@ def fleet_page(document: Mapping[str, Any]) -> str:
             groups=groups,
             models=[_model_row(name, each) for name, each in document["models"].items()],
             charts=[Markup(chart) for chart in _charts(document["curves"])],
-            limits=document.get("advice", {}).get("limits", {}),
+            reasons=_reasons(document.get("advice", {}).get("limits", {})),
             share=share,
         )
     )
@@ -74,6 +74,14 @@ def _model_row(name: str, each: Mapping[str, Any]) -> tuple[str, str, str, float
     )
 
 
+def _reasons(limits: Mapping[str, str]) -> dict[str, list[str]]:
+    """Models by what limits them."""
+    found: dict[str, list[str]] = {}
+    for name, why in limits.items():
+        found.setdefault(why, []).append(name)
+    return found
+
+
 def _lanes(document: Mapping[str, Any]) -> str:
     named = [
         Lane(f"{index}  {group['shape']}  {share(group['utilisation'])}", shares)
@@ -87,7 +95,7 @@ def _lanes(document: Mapping[str, Any]) -> str:
 def _charts(curves: Mapping[str, Mapping[str, list[tuple[float, float]]]]) -> list[str]:
     return [
         line_chart(
-            f"per cent in time, by {across}",
+            f"by {across}",
             [
                 Series(name, css, [(x, 100 * y) for x, y in points], has_dots=True, across=across)
                 for css, (name, points) in zip(_COLOURS, lines.items(), strict=False)

@@ -12,8 +12,9 @@ from triptych.cli.main import run
 from triptych.errors import InputError
 from triptych.fleet.advice import Limit, limits
 from triptych.fleet.file import read_fleet
-from triptych.fleet.judge import Judge
+from triptych.fleet.judge import Judge, busy_shares
 from triptych.fleet.models import Shape
+from triptych.simulate.single_shot import simulate
 
 TEXT = """
 # a comment that stays
@@ -103,6 +104,39 @@ def test_place_then_simulate(fleet: Path, capfd: pytest.CaptureFixture[str]) -> 
     seen = json.loads(capfd.readouterr().out)
     assert seen["attainment"] == placed["attainment"]["this placement"]
     assert seen["groups"] == placed["groups"]
+
+
+def test_pages_show_every_group_and_model_and_the_same_attainment(
+    fleet: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    placed, page = fleet.with_name("placed.toml"), fleet.with_name("pages") / "place.html"
+    options = ["--trials", "5", "--no-advice", "--out", str(placed), "--report", str(page)]
+    assert run(["place", str(fleet), *options]) == 0
+    text = page.read_text()
+    assert all(f"<code>{name}</code>" in text for name in ("m-0", "m-1", "m-2", "slow"))
+    capfd.readouterr()
+    assert run(["simulate", str(placed), "--report", str(page), "--json"]) == 0
+    seen = json.loads(capfd.readouterr().out)
+    assert page.read_text().count('class="busy"') == len(seen["groups"]) == len(seen["busy"])
+    (as_it_is,) = (
+        y for x, y in seen["curves"]["objectives, in those of the file"]["this placement"] if x == 1
+    )
+    assert as_it_is == seen["attainment"]
+
+
+def test_busy_shares_are_the_time_of_the_last_stage(fleet: Path) -> None:
+    fleet.write_text(TEXT + '[[groups]]\nshape = "2x1"\nmodels = ["m-0", "m-1"]\n')
+    given = read_fleet(fleet)
+    assert given.placement is not None
+    trace = given.draw()
+    edges_s, (shares,) = busy_shares(given.fleet, given.placement, trace, 50)
+    outcome = simulate(
+        trace.arrival_s, trace.model, given.placement.lines(given.fleet), trace.slo_s
+    )
+    ends_s = outcome.finish_s[outcome.group == 0]
+    for low_s, high_s, busy in zip(edges_s[:-1], edges_s[1:], shares, strict=True):
+        inside_s = np.minimum(ends_s, high_s) - np.maximum(ends_s - 0.052, low_s)
+        assert busy * (high_s - low_s) == pytest.approx(inside_s.clip(0).sum(), abs=1e-9)
 
 
 def test_a_fleet_without_groups_says_how_to_get_them(
