@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "train": "checkpoint tokenizer",
     "serve.engine": "checkpoint tokenizer serve.core fleet",
     "serve.http": "serve.engine",
+    "serve.load": "simulate",
     "report": "fleet export",  # every kind of value, never what makes them run
 }
 EVERYTHING = ("api", "cli", "__main__")

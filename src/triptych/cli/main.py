@@ -30,6 +30,7 @@ VERBS = {
     "verify": "is this layout numerically the same as one process?",
     "export": "write a checkpoint as a Hugging Face directory",
     "serve": "a model behind an OpenAI-compatible HTTP server",
+    "bench-serve": "load on an OpenAI-compatible server, and what its clients saw",
     "generate": "complete a text with a model directory",
     "place": "several models on groups of devices, chosen by simulation",
     "simulate": "the requests of a fleet through its placement",

@@ -16,7 +16,7 @@ OPTION = "--task"
 def module_of(verb: str, args: Sequence[str]) -> tuple[str, list[str]]:
     """The module of a verb and the arguments without `--task`. Raises InputError for a bad task."""
     if verb not in MODULES:
-        return verb, list(args)
+        return verb.replace("-", "_"), list(args)
     task, rest = "train", []
     words = iter(args)
     for word in words:
