@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from crowds import crowd, malformed, schema_requests, send_all
 from fake_engine import alone
 from http_samples import NAME, TEMPLATE, Server, serving
 from scripted import Scripted, engine_of, table_engine, tokenizer_folder
@@ -196,39 +197,23 @@ def test_forty_requests_on_thirty_two_blocks_all_say_what_they_say_alone(server:
 def test_clients_that_leave_free_what_they_held_and_disturb_nobody(server: Server) -> None:
     """pub_098; `benchmarks/serving_robustness.py` has a thousand of them."""
     stays = [[number, 3, 7] for number in range(1, 6)]
-
-    async def leave(client: httpx2.AsyncClient, draws: random.Random) -> None:
-        body = {"prompt": [draws.randrange(1, 50)] * draws.randint(1, 40), "max_tokens": 60,
-                "n": draws.randint(1, 2), "stream": draws.random() < 0.7}  # fmt: skip
-        patience_s = draws.choice([0, 0.001, 0.01, 0.05])
-        try:
-            async with asyncio.timeout(patience_s + 0.005):
-                async with client.stream("POST", "/v1/completions", json=body) as response:
-                    async for _ in response.aiter_lines():
-                        if draws.random() < 0.1:
-                            return
-        except TimeoutError:
-            pass
-
-    async def stay(client: openai.AsyncOpenAI, ids: list[int]) -> str:
-        parts = await client.completions.create(
-            model=NAME, prompt=ids, max_tokens=90, temperature=0, stream=True
-        )
-        return "".join([chunk.choices[0].text async for chunk in parts])
-
-    async def crowd() -> list[str]:
-        draws = random.Random(1)
-        stayer = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        limits = httpx2.Limits(max_connections=None)
-        async with stayer, httpx2.AsyncClient(base_url=server.url, limits=limits) as client:
-            staying = [asyncio.create_task(stay(stayer, ids)) for ids in stays]
-            for _ in range(10):
-                await asyncio.gather(*(leave(client, draws) for _ in range(8)))
-            return await asyncio.gather(*staying)
-
-    assert asyncio.run(crowd()) == [text_alone(ids, 90) for ids in stays]
+    found = asyncio.run(crowd(server.url, stays, num_tokens=90, num_leavers=80, seed=1))
+    assert found == [text_alone(ids, 90) for ids in stays]
     settled(server)
     assert httpx2.get(server.url + "/health").json() == {"status": "ok"}
+
+
+def test_random_and_malformed_requests_get_documented_answers(server: Server) -> None:
+    """`benchmarks/serving_robustness.py` has ten thousand of them."""
+    draws = random.Random(2)
+    valid = list(schema_requests(server.url, 40, seed=3))
+    broken = [malformed(sent, draws) for sent in valid for _ in range(3)]
+    statuses, odd = send_all(server.url, iter([*valid, *broken]))
+    assert odd == [] and statuses.total() == 160 and statuses[200] and statuses[400]
+    ids = [7, 8, 9]
+    assert server.client().completions.create(model=NAME, prompt=ids, max_tokens=30).choices[
+        0
+    ].text == text_alone(ids, 30)
 
 
 def test_work_for_a_client_that_leaves_stops_within_two_steps(folder: Path) -> None:

@@ -72,6 +72,7 @@ def make_app(service: Service) -> FastAPI:
         title="Triptych",
         version="1",  # of OpenAI's interface
         summary=f"OpenAI-compatible server of {service.exposure.name}",
+        redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
     )

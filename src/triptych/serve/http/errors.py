@@ -123,7 +123,13 @@ def of_validation(faults: Sequence[Mapping[str, Any]]) -> ApiError:
     for fault in faults:
         place = [str(part) for part in fault["loc"] if part not in ("body", "query", "path")]
         field = ".".join(part for part in place[:4] if not part.startswith(("list[", "function-")))
-        rules.setdefault(field or "body", []).append(_rule(fault, field))
+        rule = _rule(fault, field)
+        name, colon, rest = rule.partition(": ")
+        if (
+            not field and colon and name.isidentifier()
+        ):  # of several fields, the first
+            field, rule = name, rest
+        rules.setdefault(field or "body", []).append(rule)
     lines = [f"{field}: {' | '.join(dict.fromkeys(found))}" for field, found in rules.items()]
     return ApiError(400, "; ".join(lines[:20]), param=next(iter(rules), None))
 
