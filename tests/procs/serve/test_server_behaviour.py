@@ -203,14 +203,44 @@ def test_clients_that_leave_free_what_they_held_and_disturb_nobody(server: Serve
     assert httpx2.get(server.url + "/health").json() == {"status": "ok"}
 
 
+def test_the_limit_that_is_advertised_is_the_one_that_is_enforced(folder: Path) -> None:
+    """pub_085: here the pool decides it, not the model."""
+    limits = Limits(num_blocks=20, block_size=4, model_context=500, token_budget=48,
+                    max_running=8)  # fmt: skip
+    run = Scripted(lambda *_: 5)
+    with serving(folder, open_engine=lambda: engine_of(run, limits)) as server:
+        client = server.client()
+        (model,) = client.models.list().data
+        limit: int = model.max_model_len  # type: ignore[attr-defined]
+        assert limit == 80
+        around = TOKENIZER.encode("<user>\n<assistant>").ids
+        for size in (limit - 1, limit, limit + 1, 2 * limit):
+            message = [{"role": "user", "content": "a" * (size - len(around))}]
+            for stream in (False, True):
+                for path, body in (
+                    ("/v1/completions", {"prompt": [5] * size, "max_tokens": limit - size}),
+                    ("/v1/chat/completions", {"messages": message}),
+                ):
+                    body = {"stream": stream, **body, **({"max_tokens": 1} if size > limit else {})}
+                    found = post(server, body, path)
+                    if size > limit:
+                        assert found.status_code == 400 and f"limit is {limit}" in found.text
+                        assert found.json()["error"]["code"] == "context_length_exceeded"
+                    else:
+                        assert found.status_code == 200 and '"length"' in found.text
+                        assert found.text.count("%") == (limit - size)
+        settled(server)
+
+
 def test_random_and_malformed_requests_get_documented_answers(server: Server) -> None:
     """`benchmarks/serving_robustness.py` has ten thousand of them."""
-    draws = random.Random(2)
+    draws, ids = random.Random(2), [7, 8, 9]
+    beside = server.client().completions.create(model=NAME, prompt=ids, max_tokens=100, stream=True)
     valid = list(schema_requests(server.url, 40, seed=3))
     broken = [malformed(sent, draws) for sent in valid for _ in range(3)]
     statuses, odd = send_all(server.url, iter([*valid, *broken]))
     assert odd == [] and statuses.total() == 160 and statuses[200] and statuses[400]
-    ids = [7, 8, 9]
+    assert "".join(chunk.choices[0].text for chunk in beside) == text_alone(ids, 100)
     assert server.client().completions.create(model=NAME, prompt=ids, max_tokens=30).choices[
         0
     ].text == text_alone(ids, 30)

@@ -125,9 +125,7 @@ def of_validation(faults: Sequence[Mapping[str, Any]]) -> ApiError:
         field = ".".join(part for part in place[:4] if not part.startswith(("list[", "function-")))
         rule = _rule(fault, field)
         name, colon, rest = rule.partition(": ")
-        if (
-            not field and colon and name.isidentifier()
-        ):  # of several fields, the first
+        if not field and colon and name.isidentifier():  # of several fields, the first
             field, rule = name, rest
         rules.setdefault(field or "body", []).append(rule)
     lines = [f"{field}: {' | '.join(dict.fromkeys(found))}" for field, found in rules.items()]
