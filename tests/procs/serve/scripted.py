@@ -16,6 +16,7 @@ from serve_samples import END, byte_tokenizer, config_of
 
 from triptych.errors import RunError
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.order import Policy
 from triptych.serve.core.step import Step
 from triptych.serve.engine.engine import Engine
 from triptych.serve.engine.sampler import Choice
@@ -96,10 +97,12 @@ class Scripted:
         return self._script(*answer, place)
 
 
-def engine_of(run: Run, limits: Limits, step_s: float = 0.0005) -> Engine:
+def engine_of(
+    run: Run, limits: Limits, step_s: float = 0.0005, policy: Policy | None = None
+) -> Engine:
     """An engine whose vocabulary is the byte tokenizer's and a token more."""
     ranks = ThreadRanks(run, step_s)
-    return Engine(ranks, limits, vocab=byte_tokenizer().get_vocab_size() + 1)
+    return Engine(ranks, limits, policy=policy, vocab=byte_tokenizer().get_vocab_size() + 1)
 
 
 def table_engine(limits: Limits) -> Engine:

@@ -244,6 +244,7 @@ def test_without_the_key_nothing_is_answered(server: Server) -> None:
         ({"prompt": [5, 311]}, "from 0 to 2"),
         ({"prompt": [-1]}, "from 0 to 2"),
         ({"prompt": ["a"] * 300}, "up to 256"),
+        ({"prompt": ["a"] * 90, "n": 3}, "90 prompts with n = 3; up to 256"),
         ({"max_tokens": 96}, "at most 95 would fit"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"prompt": "a" * 97}, "97 tokens; the context limit is 96"),

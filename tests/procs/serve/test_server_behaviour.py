@@ -24,7 +24,8 @@ from tokenizers import processors
 from triptych.errors import RunError
 from triptych.serve.core.check import broken_invariants
 from triptych.serve.core.limits import Limits
-from triptych.serve.core.request import Request
+from triptych.serve.core.order import Policy
+from triptych.serve.core.request import LatencyClass, Request
 from triptych.serve.engine.engine import Engine
 from triptych.serve.http.exposure import Exposure
 
@@ -323,6 +324,31 @@ def test_too_many_requests_are_told_when_to_come_back(folder: Path) -> None:
         settled(server)
         text = httpx2.get(server.url + "/metrics").text
         assert 'triptych_responses_total{path="/v1/completions",status="429"} 1.0' in text
+
+
+def test_what_would_come_late_is_refused_with_a_time_to_come_back(folder: Path) -> None:
+    """pub_101: those who are admitted keep their objective, the others lose no time."""
+    policy = Policy(classes=(LatencyClass(ttft_s=0.5),), refuses_late=True)
+    run = Scripted(lambda *_: 5)
+
+    def opened() -> Engine:
+        return engine_of(run, SMALL, 0.02, policy)
+
+    with serving(folder, open_engine=opened) as server:
+
+        async def flood() -> list[httpx2.Response]:
+            async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:
+                body = {"prompt": [5] * 90, "max_tokens": 20}
+                calls = [client.post("/v1/completions", json=body) for _ in range(80)]
+                return await asyncio.gather(*calls)
+
+        found = asyncio.run(flood())
+        late = [each for each in found if each.status_code == 429]
+        assert late and {each.status_code for each in found} == {200, 429}
+        for each in late:
+            assert int(each.headers["retry-after"]) >= 1
+            assert "objective of class default is 0.5 s" in each.json()["error"]["message"]
+        settled(server)
 
 
 def test_no_more_requests_are_served_at_once_than_may(folder: Path) -> None:

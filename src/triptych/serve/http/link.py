@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from triptych.errors import RunError, TriptychError
 from triptych.plan.plan import Plan
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.order import Policy
 from triptych.serve.http.messages import Ended, Open, Opened
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ class EngineProcess:
         )
         its.close()
 
-    def open(self, folder: Path, plan: Plan | None, settings: EngineSettings) -> None:
+    def open(
+        self, folder: Path, plan: Plan | None, settings: EngineSettings, policy: Policy
+    ) -> None:
         """Lets it load a model; returns at once."""
-        self.pipe.send(Open(folder, plan, settings))
+        self.pipe.send(Open(folder, plan, settings, policy))
 
     def opened(self) -> Limits:
         """Waits until it is ready. Raises TriptychError with what kept it from that."""

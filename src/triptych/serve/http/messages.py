@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from triptych.errors import TriptychError
 from triptych.plan.plan import Plan
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.order import Policy
 from triptych.serve.core.request import Admission
 from triptych.serve.core.scheduler import Load
 from triptych.serve.engine.values import Output
@@ -41,6 +42,7 @@ class Open(NamedTuple):
     folder: Path
     plan: Plan | None
     settings: EngineSettings
+    policy: Policy
 
 
 class Close(NamedTuple):

@@ -15,6 +15,7 @@ import uvicorn
 from triptych.errors import InputError, Problem, RunError
 from triptych.plan.plan import Plan
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.order import Policy
 from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.http.app import Service, make_app
@@ -38,6 +39,7 @@ class ServerSettings:
         drain_s: seconds that requests may take to end once the server is asked to.
         exposure: what clients may do.
         engine: sizes of the engine.
+        policy: latency objectives, and whether requests that would miss them are refused.
 
     """
 
@@ -46,6 +48,7 @@ class ServerSettings:
     drain_s: float = 30.0
     exposure: Exposure
     engine: EngineSettings = field(default_factory=EngineSettings)
+    policy: Policy = field(default_factory=Policy)
 
 
 def serve(
@@ -70,7 +73,7 @@ def serve(
 
     """
     with _listening(settings.host, settings.port) as listener:
-        engine.open(source.folder, plan, settings.engine)
+        engine.open(source.folder, plan, settings.engine, settings.policy)
         prompter = Prompter(source)  # while the engine loads
         limits = engine.opened()
         life = _Life(engine, limits, prompter, settings)

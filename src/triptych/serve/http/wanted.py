@@ -64,11 +64,12 @@ class Prompter:
         self._end_ids = source.end_tokens()
         self._chat, self._no_chat = _chat_template(source.folder)
 
-    def completion(self, body: CompletionBody, most_prompts: int) -> Wanted:
+    def completion(self, body: CompletionBody, most_answers: int) -> Wanted:
         """What a completion wants. Raises ApiError or InputError for what cannot work."""
         prompts = self._prompts(body)
-        if len(prompts) > most_prompts:
-            raise ApiError(400, f"{len(prompts)} prompts; up to {most_prompts}", param="prompt")
+        if len(prompts) * body.n > most_answers:
+            message = f"{len(prompts)} prompts with n = {body.n}; up to {most_answers} answers"
+            raise ApiError(400, message, param="prompt")
         sampling = _sampling(body)
         most = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         is_prompt_only = most == 0 and body.echo and body.logprobs is not None
