@@ -68,7 +68,7 @@ def put_to_the_test(
     for start in range(0, options.requests, AT_ONCE):
         count = min(AT_ONCE, options.requests - start)
         statuses, found = send_all(url, mixed(url, count, options.seed + start))
-        documented, odd = documented + statuses.total() - len(found), odd + found
+        documented, odd = documented + count - len(found), odd + found
         first_bytes = first_bytes or memory_bytes(process)
         _say(options, f"{start + count}: {dict(sorted(statuses.items()))}, {len(found)} odd")
     for each in odd[:10]:

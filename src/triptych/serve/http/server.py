@@ -25,6 +25,10 @@ from triptych.serve.http.link import EngineProcess
 from triptych.serve.http.metrics import Metrics
 from triptych.serve.http.wanted import Prompter
 
+_IDLE_S = 75
+"""Seconds that an idle connection is kept: longer than clients pause, so that none is cut as one
+sends.
+"""
 _LATE_S = 5
 """Seconds after the end of draining until connections are cut."""
 
@@ -115,6 +119,7 @@ class _Life:
             access_log=False,
             lifespan="off",
             server_header=False,
+            timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=int(self._settings.drain_s) + _LATE_S,
         )
 
