@@ -102,14 +102,24 @@ class Record:
 
 
 class Replica:
-    """A scheduler and the line of stages that runs its steps."""
+    """A scheduler and the line of stages that runs its steps.
 
-    def __init__(self, limits: Limits, cost: StepCost, policy: Policy | None = None) -> None:
+    `line` says when each stage is free. Replicas of several models that are given the same one
+    share its devices: a step takes each stage behind the steps that were planned before it.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        cost: StepCost,
+        policy: Policy | None = None,
+        line: list[float] | None = None,
+    ) -> None:
         self.scheduler = Scheduler(limits, policy)
         self.cost = cost
         self.busy_s = 0.0  # of the first stage
         self.num_steps = 0
-        self._free_s = [0.0] * limits.stages
+        self._free_s = [0.0] * limits.stages if line is None else line
         self._ends_s = deque([0.0] * limits.stages, maxlen=limits.stages)  # of the last steps
         self._running: deque[tuple[float, Step]] = deque()
         self._records: dict[int, Record] = {}
