@@ -1,6 +1,6 @@
 """LLMs on 16 simulated H100: replication beside groups, on the Azure traces.
 
-python benchmarks/llm_fleet.py TRACES [--rates 1 2 3] [--json]
+python benchmarks/llm_fleet.py TRACES [--rates 1 2 3] [--seconds S] [--json]
 
 TRACES is a folder with `AzureLLMInferenceTrace2023_{conv,code}.csv`. Sixteen Llama-2-13B: the hour
 of each trace is cut into eight parts, and each part is what one model is asked, all at the same
@@ -8,13 +8,14 @@ time, with the gaps, prompts and answers of the trace. Groups of one shape are p
 half of each part (models dealt by load, the shape by simulation) and judged on the second.
 Replication is the same with groups of one device. A request is in time if its first token comes
 within 1 s and the others within 50 ms each on average. The gain is per request, its 95 % interval
-by batch means.
+by batch means. `--seconds` takes only so much of the beginning of each half.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +36,7 @@ OBJECTIVES = LatencyClass(ttft_s=1.0, tpot_s=0.05)
 CONTEXT = (3000, 1000)  # tokens of the longest prompt and answer that are sent
 
 
-def halves(folder: Path) -> tuple[Trace, Trace]:
+def halves(folder: Path, seconds: float) -> tuple[Trace, Trace]:
     """Requests to plan on and to judge by: the first and second half of each part, laid over."""
     first: list[Trace] = []
     second: list[Trace] = []
@@ -43,7 +44,8 @@ def halves(folder: Path) -> tuple[Trace, Trace]:
         trace = read_trace(folder / f"AzureLLMInferenceTrace2023_{name}.csv").capped(*CONTEXT)
         edges_s = np.linspace(0.0, float(trace.arrival_s[-1]) + 1e-6, 2 * PARTS + 1)
         for index, (low_s, high_s) in enumerate(pairwise(edges_s.tolist())):
-            part = trace.only((trace.arrival_s >= low_s) & (trace.arrival_s < high_s))
+            end_s = min(high_s, low_s + seconds)
+            part = trace.only((trace.arrival_s >= low_s) & (trace.arrival_s < end_s))
             kept = second if index % 2 else first
             kept.append(replace(part, arrival_s=part.arrival_s - low_s))
     return _laid_over(first), _laid_over(second)
@@ -80,12 +82,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("traces", type=Path)
     parser.add_argument("--rates", type=float, nargs="+", default=[1.0, 2.0, 3.0])
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of each half")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     model, cluster = load_model("Llama-2-13B"), parse_cluster("2x8xH100-SXM")
     number = 2 * PARTS
     fleet = LlmFleet([model] * number, [OBJECTIVES] * number, cluster)
-    first, second = halves(options.traces)
+    first, second = halves(options.traces, options.seconds)
     rows = []
     for factor in options.rates:
         plan_on, judge_on = (t.at_rate(t.rate_per_s * factor) for t in (first, second))
