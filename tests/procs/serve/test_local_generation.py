@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import select
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ from serve_samples import PROMPTS, config_of, save_model
 
 from triptych.errors import PlanError, RunError
 from triptych.plan.plan import Plan
+from triptych.serve.engine import executor
+from triptych.serve.engine.engine import Engine
 from triptych.serve.engine.offline import Wanted, generate
+from triptych.serve.engine.settings import EngineSettings
+from triptych.serve.engine.values import Ask
 
 
 def test_two_local_ranks_give_the_text_of_one_process(tmp_path: Path) -> None:
@@ -37,6 +42,24 @@ def test_a_rank_that_dies_is_named_and_none_is_left(tmp_path: Path) -> None:
 
     with pytest.raises(RunError, match=r"rank 1 ended with exit code -9"):
         generate(tmp_path, PROMPTS, Plan.uniform(4, pp=2), on_text=kill_the_other)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_rank_that_dies_while_nothing_runs_is_found_at_a_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "HEARTBEAT_S", 0.1)
+    save_model(tmp_path, config_of())
+    with Engine.open(tmp_path, Plan.uniform(4, tp=2), EngineSettings()) as engine:
+        assert list(engine.stream([Ask(id=1, prompt=[5, 6], max_tokens=3)]))
+        for child in multiprocessing.active_children():
+            child.kill()
+        ready, _, _ = select.select([engine], [], [], 60)
+        assert ready == [engine], "nothing was heard"
+        with pytest.raises(RunError, match=r"rank 1 ended with exit code -9"):
+            engine.step(0)
+        with pytest.raises(RunError, match=r"rank 1 ended"):
+            engine.add_request(Ask(id=2, prompt=[5], max_tokens=1))
     assert multiprocessing.active_children() == []
 
 
