@@ -48,6 +48,7 @@ def _reloaded(folder: Path) -> Any:
     return model
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", UNEVEN)
 def test_a_hub_directory_goes_through_two_plans_and_comes_back_bit_by_bit(
     tmp_path: Path, family: str

@@ -94,6 +94,7 @@ def build(family: str, settings: dict[str, Any]) -> tuple[Any, torch.nn.Module]:
         return config, transformers.AutoModelForCausalLM.from_config(config)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("family", "settings"), CASES, ids=[f"{family}-{i}" for i, (family, _) in enumerate(CASES)]
 )

@@ -163,6 +163,7 @@ def _first_cases() -> list[str]:
     return list(firsts.values())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", FAMILIES)
 def test_one_process_and_every_layout_of_two_ranks_equal_the_stock_model(case: str) -> None:
     has_experts = FAMILY_ROWS[family_config(case)["model_type"]].experts is not None

@@ -59,6 +59,7 @@ def test_the_run_folder_tells_what_happened(whole: Path) -> None:
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

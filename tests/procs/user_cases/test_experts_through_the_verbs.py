@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 SETTINGS = ("--set", "train.steps=4", "checkpoint.every=2", "moe.aux_loss=0.01", "moe.z_loss=0.001")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_train_resume_export_and_generate(ranks: Ranks, tmp_path: Path, family: str) -> None:
     path = job(tmp_path, **FAMILIES[family])

@@ -52,7 +52,7 @@ def _corrupt_an_all_reduce() -> None:
     Communicator.start_all_reduce = corrupted  # type: ignore[method-assign]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("plan", PLANS)
 def test_layouts_agree_after_five_steps(tmp_path: Path, plan: str) -> None:
     code, found = checked(tmp_path, plan, "--precision", "fp32")

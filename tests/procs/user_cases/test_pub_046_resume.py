@@ -43,6 +43,7 @@ def rates(path: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["learning_rate"]) for line in metrics(path) if "loss" in line]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("plan", PLANS)
 def test_pub_046_losses_rates_and_steps_go_on_as_if_nothing_had_happened(
     ranks: Ranks, tmp_path: Path, unbroken: Path, plan: str
