@@ -342,10 +342,10 @@ def test_long_sequences_bring_context_parallelism_in() -> None:
     assert {candidate.plan.context_method for candidate in pinned.plans} == {"ulysses"}
 
 
-def test_a_large_search_is_quick_small_and_without_torch() -> None:
-    """`triptych plan llama-3.1-70b` on 64 GPUs: the search's part of 2 s and 300 MB."""
+def test_a_large_search_simulates_few_plans_and_is_small_and_without_torch() -> None:
+    """`triptych plan llama-3.1-70b` on 64 GPUs: the search's part of 300 MB."""
     script = r"""
-import re, sys, time
+import re, sys
 from pathlib import Path
 from triptych.cluster.text import parse_cluster
 from triptych.model.load import load_model
@@ -356,12 +356,12 @@ result = search(load_model("llama-3.1-70b"), parse_cluster("8x8xH100-SXM"), work
 assert result.plans and result.runnable
 # not ru_maxrss, which an exec inherits from the process that forked
 peak_kb = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]
-print(time.process_time(), int(peak_kb) // 1024)
+print(result.legal, result.simulated, int(peak_kb) // 1024)
 print(sorted({"torch", "numpy", "scipy", "pydantic", "rich"} & set(sys.modules)))
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     figures, heavy = run.stdout.splitlines()
-    cpu_s, rss_mb = map(float, figures.split())
-    assert cpu_s < 2.0
+    legal, simulated, rss_mb = map(int, figures.split())
+    assert legal > 300_000 and simulated < 100
     assert rss_mb < 300
     assert heavy == "[]"
