@@ -66,6 +66,11 @@ class Watch:
         """True if somebody asked the ranks to end."""
         return self._asked is not None
 
+    @property
+    def seen(self) -> set[int]:
+        """The processes of all attempts that were seen."""
+        return set(self._processes)
+
     def exit_codes(self) -> list[int | None]:
         """How each rank ended, by its process; None where that was not seen."""
         processes = [self._processes.get(s.pid) if s else None for s in self._statuses()]
@@ -79,8 +84,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._stop.wait(_LOOK_S):
-            children = multiprocessing.active_children()
-            self._processes |= {p.pid: p for p in children if p.pid is not None}
+            self._processes |= {p.pid: p for p in _children() if p.pid is not None}
             statuses = [s for s in self._statuses() if s is not None]
             self._pass_on(statuses)
             self._end_hung(statuses)
@@ -123,7 +127,7 @@ class Watch:
             self._dying = (time.monotonic(), alive)
         elif time.monotonic() - self._dying[0] > _GRACE_S:
             self._kill(self._dying[1])
-            codes = [process.exitcode for process in self._processes.values()]
+            codes = [_known_code(process) for process in self._processes.values()]
             if not any(codes) and None not in codes and self._main is not None:
                 self.ended_agent = True  # all left with exit code 0: the agent waits for nobody
                 signal.pthread_kill(self._main, signal.SIGHUP)
@@ -134,6 +138,21 @@ class Watch:
             if _is_alive(pid):
                 self._killed.add(pid)
                 _send(pid, signal.SIGKILL)
+
+
+# A fork server tells an exit code once. Were it asked by this thread while the agent asks too
+# (`active_children` and `exitcode` do), one of them would find none and take it for 255.
+
+
+def _children() -> list[BaseProcess]:
+    """The processes of the agent, without asking whether they have ended."""
+    return list(vars(multiprocessing.process)["_children"])
+
+
+def _known_code(process: BaseProcess) -> int | None:
+    """The exit code of a process that the agent has seen end."""
+    code: int | None = vars(process)["_popen"].returncode
+    return code
 
 
 def _send(pid: int, number: int) -> None:
