@@ -1,9 +1,10 @@
 """The bubble that a run records, on stages that only sleep, beside the published one.
 
 Four pipeline ranks, eight micro-batches; F, I and W last one unit each (a full backward two).
-Nothing computes, so that even two cores show what the schedule does.
+Nothing computes, so that even two cores show what the schedule does. A unit is long beside the
+milliseconds that a message between processes costs here: they are no bubble of the schedule.
 
-    python benchmarks/recorded_bubble.py [--unit-s 0.1] [--json]
+    python benchmarks/recorded_bubble.py [--unit-s 0.3] [--json]
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _row(schedule: str, metric: str, ours: float, theirs: float) -> dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--unit-s", type=float, default=0.1)
+    parser.add_argument("--unit-s", type=float, default=0.3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = rows(options.unit_s)
