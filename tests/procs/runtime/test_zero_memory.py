@@ -68,7 +68,7 @@ def test_pub_010_every_term_of_memory_is_that_of_the_formula(
     for live in run_ranks(dp, _live, plan):
         print(plan.short(), live)
         for term, formula in zip(live[:3], expected, strict=True):
-            assert term == pytest.approx(formula, rel=0.02)
+            assert term == pytest.approx(formula, rel=0.005)
         assert live.padding < 0.01 * sum(expected)
         assert live.gathered == live.travelling == live.offloaded == 0
 
