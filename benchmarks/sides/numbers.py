@@ -1,7 +1,7 @@
 """The numbers of the cost model that measured runs decide, and a search over them.
 
 What kernel and network tables decide is not here. Each number starts from a neutral guess: a
-typical value that no run of the table has touched.
+typical value that no run of the table has touched, and stays there unless runs decide it.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ NUMBERS = (
 )
 
 
+PRIOR = 0.01
+"""Loss (relative error) that a number must save to move by a factor of e from its guess."""
+
+
 class Values:
     """Values of some numbers, put into a case when it is priced."""
 
@@ -94,6 +98,10 @@ class Values:
     def neutral(cls) -> Values:
         """The guesses."""
         return cls({number: number.guess for number in NUMBERS})
+
+    def distance(self) -> float:
+        """Sum of the squared logarithms of value over guess."""
+        return sum(math.log(value / number.guess) ** 2 for number, value in self.values.items())
 
     def set_constants(self) -> None:
         """Puts the numbers that are constants of modules in their place."""
@@ -153,7 +161,10 @@ def tune(
     *,
     sweeps: int,
 ) -> Values:
-    """Coordinate search from the neutral guesses: each number up or down as long as it helps."""
+    """Coordinate search from the neutral guesses: each number up or down as long as it helps.
+
+    What the cases do not decide stays where it was: a number must earn its distance (`PRIOR`).
+    """
     found = Values.neutral()
     found.set_constants()
     errors = [error_of(found.put_into(case)) for case in cases]
@@ -168,7 +179,7 @@ def tune(
                 found.set_constants()
                 for i in concerned:
                     errors[i] = error_of(found.put_into(cases[i]))
-                loss = loss_of(errors)
+                loss = loss_of(errors) + PRIOR * found.distance()
                 if loss < best - 1e-6:
                     best, moved = loss, True
                     break
