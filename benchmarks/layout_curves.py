@@ -1,8 +1,9 @@
 """Do layouts in bf16 train as one process does? Loss of 500 steps, beside what the seed does.
 
 One process trains with five seeds; the range of their losses, over a sliding mean, is the band.
-Each layout trains with the first seed: its curve must lie in the band at every step. Its distance
-from the curve of one process is shown beside the band's half width: what another seed changes.
+Each layout trains with the first seed, and its curve may nowhere be further from that of one
+process than half the band is wide: what another seed changes. At many steps the first seed is
+itself an edge of the band; at how many a layout lies between the edges is printed beside it.
 
     python benchmarks/layout_curves.py [--steps 500] [--out DIR] [--only tp] [--json]
 
@@ -133,7 +134,8 @@ def main() -> None:
         rows = [compare(name, curve(job, name, 0, options.steps), band) for name in layouts]
     show(rows, options.json)
     if not options.json:
-        print(f"steps in the band of seeds: {min(row['in_band'] for row in rows):.1%} or more")
+        least = min(row["in_band"] for row in rows)
+        print(f"steps between the edges of the band: {least:.1%} or more")
 
 
 if __name__ == "__main__":
