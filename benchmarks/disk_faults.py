@@ -177,14 +177,14 @@ def tear(checkpoint: Path) -> None:
 
 
 def flip(checkpoint: Path) -> None:
-    file = checkpoint / "rank-00002.safetensors"
+    file = checkpoint / "rank-00002.optimizer.safetensors"
     content = bytearray(file.read_bytes())
     content[len(content) * 2 // 3] ^= 1
     file.write_bytes(content)
 
 
 def remove(checkpoint: Path) -> None:
-    (checkpoint / "rank-00003.safetensors").unlink()
+    (checkpoint / "rank-00003.optimizer.safetensors").unlink()
 
 
 FAULTS: dict[str, Callable[[Fault, Fault], str]] = {
