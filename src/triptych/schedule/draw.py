@@ -34,8 +34,8 @@ def draw_text(timeline: Timeline, width: int = 100) -> str:
     columns = max(8, width - head)
     per_s = _columns_per_s(timeline, columns)
     lines = [
-        f"rank {rank}".ljust(head) + _row(timeline, rank, per_s)[:columns]
-        for rank in range(timeline.num_ranks)
+        f"rank {rank}".ljust(head) + row[:columns]
+        for rank, row in enumerate(_rows(timeline, per_s))
     ]
     notes = [_legend(timeline), f"one column = {format_seconds(1 / per_s)}"]
     if columns < round(timeline.makespan_s * per_s):
@@ -57,15 +57,16 @@ def _columns_per_s(timeline: Timeline, columns: int) -> float:
     return 2 / unit_s if 2 * timeline.makespan_s <= columns * unit_s else 1 / unit_s
 
 
-def _row(timeline: Timeline, rank: int, per_s: float) -> str:
-    chunks = timeline.chunk_of_stage
-    cells = [_IDLE] * round(timeline.makespan_s * per_s)
+def _rows(timeline: Timeline, per_s: float) -> list[str]:
+    """The ranks' boxes, each where it stands in time."""
+    chunks, begin_s = timeline.chunk_of_stage, timeline.start_s
+    width = round(timeline.makespan_s * per_s)
+    cells = [[_IDLE] * width for _ in range(timeline.num_ranks)]
     for span in timeline.spans:
-        if span.rank == rank:
-            start = round((span.start_s - timeline.start_s) * per_s)
-            stop = round((span.end_s - timeline.start_s) * per_s)
-            cells[start:stop] = _box(span, chunks, stop - start)
-    return "".join(cells)
+        start = round((span.start_s - begin_s) * per_s)
+        stop = round((span.end_s - begin_s) * per_s)
+        cells[span.rank][start:stop] = _box(span, chunks, stop - start)
+    return ["".join(row) for row in cells]
 
 
 def _box(span: Span, chunks: dict[int, int], columns: int) -> str:

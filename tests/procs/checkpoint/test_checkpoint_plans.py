@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,8 @@ OWN = {
 def plan_of(name: str, precision: Precision) -> Plan:
     if name in OWN:
         return parse_plan(OWN[name], from_config(tiny_config(), "tiny")).with_(precision=precision)
-    return Plan.uniform(4, precision=precision, **(PLANS | EXPERT_PLANS)[name])
+    settings = (PLANS | EXPERT_PLANS)[name]
+    return Plan.uniform(4, precision=precision, microbatch=3, **settings)
 
 
 def pieces_of(engine: Engine) -> list[Any]:
@@ -96,29 +99,53 @@ def compare(
 ) -> None:
     before = merge(run_ranks(world(old), unbroken, old, precision, config, folder))
     for new in others:
-        checkpoint = folder / f"step-{STEPS:08d}"
-        after = merge(run_ranks(world(new), resumed, new, precision, config, checkpoint))
-        assert after.tensors.keys() == before.tensors.keys()
-        for key, expected in before.tensors.items():
-            assert torch.equal(after.tensors[key], expected), (new, key)
-        tolerance = 1e-5 if precision.parameter == "fp32" else 2e-3
-        torch.testing.assert_close(
-            torch.tensor(after.losses),
-            torch.tensor(before.losses),
-            rtol=tolerance,
-            atol=tolerance,
-            msg=lambda text, new=new: f"{new}: {text}",
-        )
+        require_same(before, new, precision, config, folder)
 
 
-@pytest.mark.sweep(2)
+def require_same(
+    before: Run, new: str, precision: Precision, config: dict[str, Any], folder: Path
+) -> None:
+    """The plan `new` goes on from the checkpoint in `folder` as the run that made it did."""
+    checkpoint = folder / f"step-{STEPS:08d}"
+    after = merge(run_ranks(world(new), resumed, new, precision, config, checkpoint))
+    assert after.tensors.keys() == before.tensors.keys()
+    for key, expected in before.tensors.items():
+        assert torch.equal(after.tensors[key], expected), (new, key)
+    tolerance = 1e-5 if precision.parameter == "fp32" else 2e-3
+    torch.testing.assert_close(
+        torch.tensor(after.losses),
+        torch.tensor(before.losses),
+        rtol=tolerance,
+        atol=tolerance,
+        msg=lambda text: f"{new}: {text}",
+    )
+
+
+Begun = Callable[[str], tuple[Run, Path]]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
+    """The unbroken run under a plan and the folder with its checkpoint, made once for each."""
+
+    @cache
+    def run(old: str) -> tuple[Run, Path]:
+        folder = tmp_path_factory.mktemp(old)
+        made = run_ranks(world(old), unbroken, old, Precision(), tiny_config(), folder)
+        return merge(made), folder
+
+    return run
+
+
+@pytest.mark.sweep(7)  # of 8 x 8 pairs: each plan is left and gone on with
 @pytest.mark.slow
-@pytest.mark.parametrize("old", PLANS)
+@pytest.mark.parametrize(("old", "new"), [*product(PLANS, PLANS)])
 def test_losses_continue_and_moments_are_bit_equal_under_every_other_plan(
-    tmp_path: Path, old: str
+    begun: Begun, old: str, new: str
 ) -> None:
     """User case pub_046."""
-    compare(old, PLANS, Precision(), tiny_config(), tmp_path)
+    before, folder = begun(old)
+    require_same(before, new, Precision(), tiny_config(), folder)
 
 
 @pytest.mark.parametrize(("old", "new"), [("tp2-pp2", "dp4-zero"), ("dp4-zero", "pp4")])
@@ -135,7 +162,7 @@ def test_stages_with_their_own_degrees_load_and_are_loaded(
     compare(old, [new, "one"], Precision(), tiny_config(tie_word_embeddings=True), tmp_path)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("family", [name for name in UNEVEN if name not in ("llama", "qwen3")])
 def test_every_family_goes_on_under_another_plan(tmp_path: Path, family: str) -> None:
     compare("tp2-pp2", ["tp2-sp-dp2-zero"], Precision(), family_config(family), tmp_path)

@@ -123,7 +123,7 @@ def test_a_step_that_is_not_finite_is_put_back_on_every_rank() -> None:
 def test_the_first_rank_begins_its_next_step_before_the_last_one_knows_its_norm(
     schedule: str, tmp_path: Path
 ) -> None:
-    """With a barrier the last rank would wait in vain."""
+    """With a barrier the last rank would wait for a sign that only the first can give then."""
     plan, sign = _plan(schedule), tmp_path / "first rank is in step 2"
 
     def body() -> bool:
@@ -143,14 +143,11 @@ def test_the_first_rank_begins_its_next_step_before_the_last_one_knows_its_norm(
             norm = engine.optimizer.squared_norm
 
             def waits() -> torch.Tensor:
-                deadline_s = time.monotonic() + 30
-                while not sign.exists() and time.monotonic() < deadline_s:
+                while not sign.exists():
                     time.sleep(0.01)
                 return norm()
 
             engine.optimizer.squared_norm = waits  # type: ignore[method-assign]
-        began_s = time.monotonic()
-        _steps(engine, 2)
-        return time.monotonic() - began_s < 25
+        return bool(_steps(engine, 2)) and sign.exists()
 
     assert run_ranks(2, body) == [True, True]

@@ -132,6 +132,7 @@ def test_pub_033_no_layer_is_dropped(layers: int, pp: int) -> None:
     assert_equal_runs(ours, merge(run_ranks(1, body, Plan.uniform(layers))), 1e-5)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("tp", [2, 4])
 def test_pub_027_a_vocabulary_that_does_not_divide_loses_nothing(tp: int, tied: bool) -> None:
@@ -166,7 +167,7 @@ def test_pub_028_kv_heads_are_copied_or_split_unevenly(heads: int, kv_heads: int
 def _train_and_perturb(plan: Plan, config: dict[str, Any]) -> list[str]:
     """Replicas that differ once a rank has another value; before, none does after any step."""
     engine = make_engine(plan, config)
-    rows = [_padded([row]) for row in _sequences((24, 24), seed=0)]
+    rows = [_padded(_sequences((24, 24), seed=0))]
     for step in range(10):
         strictly(step)
         engine.step(rows, 1e-2)
@@ -189,7 +190,7 @@ def test_pub_029_replicated_parameters_stay_bitwise_equal(settings: dict[str, An
     assert all(len(r) == 1 and r[0].startswith("model.norm.weight: ranks") for r in reports)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("settings", [{"tp": 2}, {"tp": 4}, {"pp": 2}, {"dp": 2, "zero": 1}])
 def test_pub_031_the_gradient_norm_counts_each_parameter_once(

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 from kill_cycles import Cycles
 
 
-@pytest.mark.timeout(900)  # some thirty starts of two ranks
-def test_ten_runs_with_a_killed_rank_end_in_the_bits_of_the_unbroken_run(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cycles(tmp_path_factory: pytest.TempPathFactory) -> Cycles:
+    """The unbroken run of two ranks, to be run again and again."""
+    return Cycles(tmp_path_factory.mktemp("cycles") / "run", "dp=2,zero=1")
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_run_with_a_killed_rank_ends_in_the_bits_of_the_unbroken_run(
+    cycles: Cycles, seed: int
+) -> None:
     """`benchmarks/killed_ranks.py` does it a hundred times."""
-    cycles, chance = Cycles(tmp_path / "run", "dp=2,zero=1"), random.Random(5)
-    killed = []
-    while len(killed) < 10:
-        found = cycles.cycle(chance)
+    chance = random.Random(seed)
+    found = cycles.cycle(chance)
+    while not found.kill:  # the run was over before
         assert found.is_equal
-        killed += [found] if found.kill else []
-    assert all(found.restarts >= 1 for found in killed)
+        found = cycles.cycle(chance)
+    assert found.is_equal and found.restarts >= 1

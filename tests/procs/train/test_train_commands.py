@@ -18,8 +18,8 @@ from tiny_runs import eval_losses, losses, make_job
 from triptych.train.status import Phase, Status, read_status
 from triptych.train.stop import EXIT_CODE
 
-LONG = ("--set", "train.steps=100000", "parallel.timeout_s=60")
-DEADLINE_S = 240.0
+LONG = ("--set", "train.steps=100000", "parallel.timeout_s=3600")
+DEADLINE_S = 240.0  # long before those steps, or the time-out of a collective
 
 
 @pytest.fixture
@@ -75,14 +75,15 @@ def wait_for_steps(job_path: Path, ranks: int, process: subprocess.Popen[str]) -
     raise AssertionError(f"no step was reached: {process.communicate()}")
 
 
-def wait_until_gone(pids: list[int], within_s: float) -> None:
-    deadline_s = time.monotonic() + within_s
+def wait_until_gone(pids: list[int]) -> None:
+    """Returns when no process is left of ranks that would train on for long."""
+    deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
         if not any(Path(f"/proc/{pid}").exists() for pid in pids):
             return
         time.sleep(0.05)
     left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    raise AssertionError(f"still there after {within_s} s: {left}")
+    raise AssertionError(f"still there: {left}")
 
 
 def pids(statuses: list[Status]) -> list[int]:
@@ -92,18 +93,18 @@ def pids(statuses: list[Status]) -> list[int]:
 def test_control_c_ends_everything_with_one_line(job_path: Path) -> None:
     with training(job_path, "dp=2", 2) as (process, statuses):
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 130
         assert "Traceback" not in errors
         assert errors.rstrip().splitlines()[-1] == "interrupted"
-        wait_until_gone(pids(statuses), 1)
+        wait_until_gone(pids(statuses))
 
 
 def test_a_killed_launcher_leaves_no_rank_behind(job_path: Path) -> None:
     """User case pub_103."""
     with training(job_path, "dp=2", 2) as (process, statuses):
         process.kill()
-        wait_until_gone(pids(statuses), 10)
+        wait_until_gone(pids(statuses))
 
 
 def test_a_killed_rank_ends_the_command_with_code_1_and_its_name_in_the_last_lines(
@@ -112,11 +113,9 @@ def test_a_killed_rank_ends_the_command_with_code_1_and_its_name_in_the_last_lin
     """User case pub_103."""
     with training(job_path, "tp=2,pp=2", 4) as (process, statuses):
         os.kill(statuses[2].pid, signal.SIGKILL)
-        begun_s = time.monotonic()
-        _, errors = process.communicate(timeout=10)
-        assert time.monotonic() - begun_s < 10
+        _, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 1
-        wait_until_gone(pids(statuses), 1)
+        wait_until_gone(pids(statuses))
         last = "\n".join(errors.splitlines()[-15:])
         assert "rank 2, host" in last and "SIGKILL" in last
         assert "Traceback" not in last and "Connection closed" not in last
@@ -125,9 +124,9 @@ def test_a_killed_rank_ends_the_command_with_code_1_and_its_name_in_the_last_lin
 def test_a_terminated_launcher_ends_its_ranks(job_path: Path) -> None:
     with training(job_path, "dp=2", 2) as (process, statuses):
         process.terminate()
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == EXIT_CODE and "ended by SIGTERM" in errors
-        wait_until_gone(pids(statuses), 1)
+        wait_until_gone(pids(statuses))
 
 
 def test_under_torchrun_the_same_command_is_a_rank(job_path: Path) -> None:

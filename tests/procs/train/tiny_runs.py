@@ -18,6 +18,15 @@ from triptych.train.planning import Found
 from triptych.train.prepare import Draft, draft, write_run
 from triptych.train.result import Summary
 
+WITHOUT_TORCH = """
+import sys
+from triptych.cli.main import run
+code = run(sys.argv[1:])
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+"""Runs a command line that ends before torch is imported: in a second, not in ten."""
+
 
 class NoSearch:
     """The planner of jobs that name their plan."""
@@ -55,12 +64,6 @@ def run_job(
 def stop_fork_server() -> None:
     """The next run starts a new one, with the file descriptors of then."""
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
-
-
-def forget_fork_server() -> None:
-    """In a forked process: the server is a child of another one."""
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
-    server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None
 
 
 def metrics(job_path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from logits import logits
 from serve_samples import config_of, save_model
-from tiny_runs import losses
+from tiny_runs import WITHOUT_TORCH, losses
 from verbs import Ended, Ranks, job, process, tree
 
 from triptych.plan.plan import Plan, Precision
@@ -40,7 +40,7 @@ def require_refusal(ended: Ended, heads: int, kv_heads: int) -> None:
         assert words in ended.problems
 
 
-def test_pub_001_plan_train_and_generate_refuse_in_seconds_before_a_weight_is_read(
+def test_pub_001_plan_train_and_generate_refuse_before_torch_or_a_weight_is_read(
     tmp_path: Path,
 ) -> None:
     """The weights here are no weights, and nobody notices."""
@@ -52,10 +52,9 @@ def test_pub_001_plan_train_and_generate_refuse_in_seconds_before_a_weight_is_re
     generate = ["generate", model, "--prompt", "alpha", "--plan", "tp=4"]
     before = tree(tmp_path)
     for args in (plan, ["train", path, "--plan", "tp=4"], generate):
-        ended = process("-m", "triptych", *args, folder=tmp_path)
+        ended = process("-c", WITHOUT_TORCH, *args, folder=tmp_path)
         require_refusal(ended, 14, 2)
         assert offered(ended.problems)[:2] == [1, 2]
-        assert ended.cpu_s < 5
     assert tree(tmp_path) == before
 
 

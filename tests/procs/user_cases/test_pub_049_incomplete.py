@@ -38,26 +38,32 @@ def path(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def whole(path: Path) -> dict[int, float]:
+    """The losses of that run."""
+    return losses(path)
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize(("file", "plan"), [*FILES.items()])
 def test_pub_049_each_missing_file_is_named_and_the_run_goes_on_from_the_checkpoint_before(
-    ranks: Ranks, path: Path
+    ranks: Ranks, path: Path, whole: dict[int, float], file: str, plan: str
 ) -> None:
-    """The same samples again, to the same losses."""
-    whole = losses(path)
+    """The same samples again, to the same losses; that writes the checkpoint again."""
     newest = step_folder(path.parent / "run", 30)
-    for file, plan in FILES.items():
-        (newest / file).unlink()
-        ended = ranks.done("train", path, "--plan", plan, *SETTINGS)
-        (warning,) = [line for line in ended.err.splitlines() if "step-00000030 is skipped" in line]
-        assert file in warning and "missing" in warning
-        assert f"resumed from {newest.with_name('step-00000020')} after step 20" in ended.err
-        assert [line["step"] for line in metrics(path) if "loss" in line] == list(range(1, 31))
-        assert losses(path) == pytest.approx(whole, abs=1e-5)
+    (newest / file).unlink()
+    ended = ranks.done("train", path, "--plan", plan, *SETTINGS)
+    (warning,) = [line for line in ended.err.splitlines() if "step-00000030 is skipped" in line]
+    assert file in warning and "missing" in warning
+    assert f"resumed from {newest.with_name('step-00000020')} after step 20" in ended.err
+    assert [line["step"] for line in metrics(path) if "loss" in line] == list(range(1, 31))
+    assert losses(path) == pytest.approx(whole, abs=1e-5)
 
 
 def test_pub_049_if_no_checkpoint_is_complete_nothing_starts_and_all_are_named(
     ranks: Ranks, path: Path
 ) -> None:
-    """Runs after the other test, on its run."""
+    """Runs after the others, on their run."""
     for step, file in zip(STEPS, ("state.json", "index.json", "complete.json"), strict=True):
         (step_folder(path.parent / "run", step) / file).unlink()
     before = tree(path.parent)

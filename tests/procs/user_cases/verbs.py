@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,12 +29,11 @@ from triptych.train.result import Summary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a command ended and what it and its ranks wrote; `cpu_s` is known for processes only."""
+    """How a command ended and what it and its ranks wrote."""
 
     code: int
     out: str
     err: str
-    cpu_s: float = 0.0
 
     @property
     def problems(self) -> str:
@@ -93,7 +91,6 @@ def rank_log(path: Path) -> Iterator[Ranks]:
 
 def process(*args: str | Path, folder: Path, **environment: str) -> Ended:
     """Runs a command line in a process of its own."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, *map(str, args)],
         cwd=folder,
@@ -102,9 +99,7 @@ def process(*args: str | Path, folder: Path, **environment: str) -> Ended:
         timeout=100,
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | environment,
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Ended(code=done.returncode, out=done.stdout, err=done.stderr, cpu_s=cpu_s)
+    return Ended(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
 def entry_of_ranks(patch: pytest.MonkeyPatch, entry: Callable[[str], Summary]) -> None:

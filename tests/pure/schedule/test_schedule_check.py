@@ -77,6 +77,7 @@ def test_generated_programs_are_legal(name: str) -> None:
         assert find_deadlock(program, queues="rank") == {}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", range(2, 9))
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -58,7 +58,7 @@ def test_pub_003_unsupported_pins_are_counted_by_reason() -> None:
 # --- PUB-006: the time of a search explodes with depth -----------------------------------------
 
 SCRIPT = r"""
-import re, sys, time, json
+import json, re
 from pathlib import Path
 from search_samples import tiny
 from triptych.cluster.text import parse_cluster
@@ -72,13 +72,14 @@ mixed = tiny(layers=60, experts=experts, **shape), "4x8xH100-SXM+4x8xA100-80", 5
 for model, cluster, batch in (deep, mixed):
     work = Workload(sequence_length=4096, global_batch=batch)
     result = search(model, parse_cluster(cluster), work, top=1)
-    print(json.dumps([result.plans[0].plan.short(), result.legal]))
+    print(json.dumps([result.legal, result.simulated]))
 peak_kb = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]
-print(json.dumps([time.process_time(), int(peak_kb) // 1024]))
+print(int(peak_kb) // 1024)
 """
 
 
-def test_pub_006_deep_models_on_many_devices_of_two_kinds_take_seconds() -> None:
+def test_pub_006_of_deep_models_on_many_devices_few_plans_are_simulated() -> None:
+    """The rest is judged by closed forms: seconds, not hours."""
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
@@ -86,9 +87,10 @@ def test_pub_006_deep_models_on_many_devices_of_two_kinds_take_seconds() -> None
         check=True,
         cwd=__file__.rsplit("/", 1)[0],
     )
-    deep, mixed, (cpu_s, rss_mb) = map(json.loads, run.stdout.splitlines())
-    assert deep[1] > 100_000 and mixed[1] > 100_000
-    assert cpu_s < 30 and rss_mb < 500
+    *searches, rss_mb = map(json.loads, run.stdout.splitlines())
+    for legal, simulated in searches:
+        assert legal > 100_000 and simulated < 100
+    assert len(searches) == 2 and rss_mb < 500
 
 
 def test_pub_006_the_same_question_has_the_same_answer_and_its_counts() -> None:
