@@ -7,6 +7,7 @@ first line of each comes at once.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -47,6 +48,8 @@ SIGNS_OF_LIFE = {
 }
 """Said before a verb loads, where loading takes longer than a reader's patience."""
 INTERRUPTED = 130
+MANY_OBJECTS = 50_000
+"""New ones between two looks for garbage: imports make hundreds of thousands, and no garbage."""
 EXTRA_OF = {
     **dict.fromkeys(("torch", "transformers", "safetensors", "tokenizers"), "run"),
     **dict.fromkeys(("fastapi", "uvicorn", "starlette", "prometheus_client", "httpx2"), "serve"),
@@ -56,6 +59,7 @@ EXTRA_OF = {
 
 def main() -> None:
     """Runs the command line of this process and exits."""
+    gc.set_threshold(MANY_OBJECTS)
     _leave(run(sys.argv[1:]))
 
 

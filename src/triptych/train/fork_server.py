@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 
 PRELOAD = (
+    "triptych.train.preloading",  # before all others
     "torch",
     "torch.distributed",
     "transformers.models.auto.modeling_auto",

@@ -10,3 +10,4 @@ import gc
 
 gc.collect()
 gc.freeze()
+gc.enable()
