@@ -54,6 +54,7 @@ def command(
         plan_of(plan, source) if plan else None,
         Wanted(max_new_tokens=max_new_tokens, sampling=sampling, stop=tuple(stop or ())),
         on_text=None if as_json else _printer(prompt),
+        is_fresh=True,
     )
     if not as_json:
         print(flush=True)

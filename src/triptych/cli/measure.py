@@ -129,7 +129,7 @@ def _here(order: Order, ranks: int | None) -> Calibration | None:
     if world == 1:
         torch.set_num_threads(usable_cores())
         return work()
-    with local_ranks(world, work):
+    with local_ranks(world, work, is_fresh=True):
         return work()
 
 

@@ -103,15 +103,16 @@ def _traces(
     from triptych.runtime.local import local_ranks
     from triptych.runtime.parity import trace
 
-    say("one process ...")
-    alone = Plan.uniform(plan.num_layers, precision=plan.precision, microbatch=plan.microbatch)
-    one = trace(alone, config, workload, steps=steps)
     say(f"{plan.world_size} ranks ...")
     work = partial(trace, plan, config, workload, steps=steps)
     if plan.world_size == 1:
-        return one, work()
-    with local_ranks(plan.world_size, work):
-        return one, work()
+        found = work()
+    else:
+        with local_ranks(plan.world_size, work, is_fresh=True):
+            found = work()
+    say("one process ...")
+    alone = Plan.uniform(plan.num_layers, precision=plan.precision, microbatch=plan.microbatch)
+    return trace(alone, config, workload, steps=steps), found
 
 
 def _answer(

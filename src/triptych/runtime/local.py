@@ -7,6 +7,7 @@ ranks (`train/launch.py`).
 from __future__ import annotations
 
 import datetime
+import gc
 import multiprocessing
 import os
 import sys
@@ -14,7 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
 import torch
@@ -28,14 +29,19 @@ _PRELOAD = ("torch.distributed", "triptych.runtime.engine")
 
 
 @contextmanager
-def local_ranks(world: int, work: Callable[[], object]) -> Iterator[None]:
+def local_ranks(
+    world: int, work: Callable[[], object], *, is_fresh: bool = False
+) -> Iterator[None]:
     """Inside, this process is rank 0 of `world`; the others do `work` and end with it.
+
+    A process that `is_fresh` has computed nothing with torch yet. Then it has no threads that a
+    fork would lose, and the others are forked from it and import nothing again.
 
     On CUDA each rank takes a device of its own. Raises PlanError if there are too few, RunError if
     a rank dies; none is left then.
     """
     _require_devices(world)
-    context = _context()
+    context = _context(is_fresh)
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         store = f"{folder}/store"
         others: list[BaseProcess] = [
@@ -58,10 +64,12 @@ def local_ranks(world: int, work: Callable[[], object]) -> Iterator[None]:
                 dist.destroy_process_group()
 
 
-def _context() -> ForkServerContext | SpawnContext:
-    """How ranks start: forked from a server that imports once, but CUDA forbids forking."""
+def _context(is_fresh: bool) -> ForkContext | ForkServerContext | SpawnContext:
+    """How ranks start: forked from here or a server that imports once, but CUDA forbids forking."""
     if torch.cuda.is_available():
         return multiprocessing.get_context("spawn")
+    if is_fresh:
+        return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOAD))
     return context
@@ -83,6 +91,7 @@ def _leave(others: Sequence[BaseProcess]) -> None:
 
 def _follow(rank: int, world: int, store: str, work: Callable[[], object]) -> None:
     """The life of a rank other than 0. An error of ours is told by rank 0, which has it too."""
+    gc.freeze()  # what was inherited is not this rank's to free
     try:
         _join_group(rank, world, store)
         work()

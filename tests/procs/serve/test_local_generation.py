@@ -18,7 +18,9 @@ from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.values import Ask
 
 
-def test_two_local_ranks_give_the_text_of_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_two_local_ranks_give_the_text_of_one_process(tmp_path: Path, is_fresh: bool) -> None:
+    """Forked from a server, or from this process."""
     save_model(tmp_path, config_of())
     pieces: list[str] = []
     found = generate(
@@ -27,6 +29,7 @@ def test_two_local_ranks_give_the_text_of_one_process(tmp_path: Path) -> None:
         Plan.uniform(4, tp=2),
         Wanted(max_new_tokens=8),
         on_text=lambda _, piece: pieces.append(piece),
+        is_fresh=is_fresh,
     )
     assert found == generate(tmp_path, PROMPTS[:1], None, Wanted(max_new_tokens=8))
     assert "".join(pieces) == found[0].text

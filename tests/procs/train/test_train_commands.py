@@ -72,6 +72,7 @@ def wait_for_steps(job_path: Path, ranks: int, process: subprocess.Popen[str]) -
         if len(statuses) == ranks:
             return statuses
         time.sleep(0.1)
+    process.kill()
     raise AssertionError(f"no step was reached: {process.communicate()}")
 
 
@@ -137,7 +138,7 @@ def test_under_torchrun_the_same_command_is_a_rank(job_path: Path) -> None:
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=100,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
     assert list(losses(job_path)) == [1, 2, 3, 4] and list(eval_losses(job_path)) == [0, 4]
@@ -163,7 +164,7 @@ def test_under_slurm_the_same_command_is_a_rank(job_path: Path) -> None:
         start(command, **shared, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))
         for rank in range(2)
     ]
-    answers = [process.communicate(timeout=100) for process in ranks]
+    answers = [process.communicate(timeout=DEADLINE_S) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], answers
     assert "run folder" in answers[0][0] and answers[1][0] == ""
     assert list(losses(job_path)) == [1, 2, 3, 4]
@@ -177,7 +178,7 @@ def test_bad_input_under_a_launch_ends_all_ranks_and_is_told_once(job_path: Path
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=100,
+        timeout=DEADLINE_S,
     )
     assert done.returncode != 0
     assert done.stderr.count("no file or directory") == 1
@@ -191,7 +192,7 @@ def test_one_process_for_a_plan_of_four_is_told_the_launch_command(job_path: Pat
         capture_output=True,
         text=True,
         env=environment(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"),
-        timeout=100,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 2
     assert "only one process exists" in done.stderr and "--nproc-per-node=4" in done.stderr

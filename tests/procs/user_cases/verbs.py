@@ -96,7 +96,7 @@ def process(*args: str | Path, folder: Path, **environment: str) -> Ended:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | environment,
     )
     return Ended(code=done.returncode, out=done.stdout, err=done.stderr)

@@ -87,13 +87,14 @@ class Engine:
         settings: EngineSettings | None = None,
         policy: Policy | None = None,
         *,
+        is_fresh: bool = False,
         strict: bool = False,
     ) -> Engine:
         """An engine of the model in a folder, with the other ranks of its plan.
 
         Within a process group that is there already (torchrun) the other ranks must call
-        `replica.follow_rank`; else they are started here. Raises TriptychError for what does not
-        fit or cannot be loaded.
+        `replica.follow_rank`; else they are started here, from this process if it `is_fresh` (see
+        `local_ranks`). Raises TriptychError for what does not fit or cannot be loaded.
         """
         source, settings = ModelSource.open(folder), settings or EngineSettings()
         stack = ExitStack()
@@ -101,9 +102,8 @@ class Engine:
         if plan is not None and plan.world_size > 1 and not dist.is_initialized():
             processes = plan.world_size
             require_suitable(plan, source.model(), processes)
-            stack.enter_context(
-                local_ranks(processes, partial(follow_rank, folder, plan, settings))
-            )
+            follow = partial(follow_rank, folder, plan, settings)
+            stack.enter_context(local_ranks(processes, follow, is_fresh=is_fresh))
         try:
             rank = load_rank(source, plan, settings, processes, strict=strict)
         except BaseException as error:

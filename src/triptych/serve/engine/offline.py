@@ -67,6 +67,7 @@ def generate(
     *,
     settings: EngineSettings | None = None,
     on_text: OnText | None = None,
+    is_fresh: bool = False,
     strict: bool = False,
 ) -> list[Generation]:
     """Continues each prompt. The ranks of the plan are started here, unless they are there already
@@ -80,6 +81,7 @@ def generate(
         settings: sizes of the engine.
         on_text: gets the number of a prompt and a piece of its text, as it becomes certain. Prompts
             are continued side by side and told in their order: later ones wait for the first.
+        is_fresh: nothing was computed with torch in this process yet: ranks are forked from it.
         strict: communicate under strict mode (tests).
 
     Raises:
@@ -95,7 +97,7 @@ def generate(
         return _follow(source, plan, settings, strict)
     for note in source.notes:
         _log.warning("%s", note)
-    with Engine.open(source.folder, plan, settings, strict=strict) as engine:
+    with Engine.open(source.folder, plan, settings, is_fresh=is_fresh, strict=strict) as engine:
         try:
             found = Generator(engine, source, wanted, on_text or _nobody_listens).run(prompts)
         except InputError as error:
