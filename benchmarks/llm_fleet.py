@@ -25,14 +25,14 @@ import numpy as np
 from triptych.cluster.text import parse_cluster
 from triptych.fleet.llm import LlmFleet, LlmGroup
 from triptych.fleet.models import Shape
+from triptych.fleet.terms import Terms
 from triptych.model.load import load_model
-from triptych.serve.core.request import LatencyClass
 from triptych.simulate.metrics import mean
 from triptych.simulate.trace import Trace, read_trace
 
 PARTS = 8
 SHAPES = (Shape(1), Shape(1, 2), Shape(2), Shape(1, 4), Shape(4), Shape(2, 2))
-OBJECTIVES = LatencyClass(ttft_s=1.0, tpot_s=0.05)
+OBJECTIVES = Terms(ttft_s=1.0, tpot_s=0.05)
 CONTEXT = (3000, 1000)  # tokens of the longest prompt and answer that are sent
 
 

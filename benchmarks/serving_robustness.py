@@ -119,7 +119,7 @@ def at_rest(url: str) -> dict[str, float]:
         for line in httpx2.get(url + "/metrics").text.splitlines():
             if not line.startswith("#"):
                 name, value = line.rsplit(" ", 1)
-                found[name] = float(value)
+                found[name.split("{")[0]] = float(value)  # one model on one group
         if found["triptych_requests_running"] == found["triptych_requests_waiting"] == 0:
             return found
         time.sleep(0.05)

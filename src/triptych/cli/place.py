@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from triptych.cli.answer import Answer
-from triptych.cli.fleet import FleetArgument, ReportOption, groups_of, simulated, timeline
+from triptych.cli.fleet import (
+    FleetArgument,
+    ReportOption,
+    groups_of,
+    refuse_page,
+    simulated,
+    timeline,
+)
+from triptych.cli.llm_fleet import place_llms
 from triptych.cli.options import JsonOption
 from triptych.errors import InputError, Problem
 from triptych.fleet.advice import LOOSER, advise
@@ -17,6 +25,7 @@ from triptych.fleet.curves import over_devices, over_load
 from triptych.fleet.file import FleetFile, read_fleet, with_groups
 from triptych.fleet.find import Effort, find
 from triptych.fleet.judge import Judge
+from triptych.fleet.llm_file import is_of_llms
 from triptych.fleet.placement import Placement
 from triptych.report.fleet import placement_text
 from triptych.report.fleet_page import write_fleet
@@ -50,6 +59,12 @@ def command(
     Planned on requests of other seeds than those that the figures are of; a trace is planned on
     its first half and judged on its second.
     """
+    if is_of_llms(file):
+        refuse_page(report)
+        answer, written = place_llms(file, out)
+        if out is not None and written is not None:
+            _write(out, written)
+        return answer
     given = read_fleet(file)
     planned_on, judged = _requests(given)
     effort = Effort(trials=trials, beam=beam, seed=seed)
@@ -70,7 +85,7 @@ def command(
         write_fleet(picture | document | page, report)
         text += f"\n\nwrote {report}"
     if out is not None:
-        _write(out, with_groups(file, given.fleet, found.placement))
+        _write(out, with_groups(file, found.placement.named(given.fleet)))
         text += f"\n\nnext: triptych simulate {out}"
     return Answer(text=text, document=document)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +13,17 @@ import typer
 from triptych.cli.answer import Answer, say
 from triptych.cli.generate import plan_of, require_suitable_plan
 from triptych.cli.options import JsonOption
+from triptych.cli.serve_fleet import serve_fleet
+from triptych.errors import InputError, Problem
 from triptych.serve.core.order import Policy
 from triptych.serve.core.request import LatencyClass
 
 FolderArgument = Annotated[
-    Path, typer.Argument(metavar="MODEL_DIR", help="An HF directory, a checkpoint or a run.")
+    Path,
+    typer.Argument(
+        metavar="MODEL_DIR | FLEET.toml",
+        help="An HF directory, a checkpoint or a run; or a fleet file with several.",
+    ),
 ]
 PlanOption = Annotated[
     str | None, typer.Option(metavar="PLAN", help="A plan file or 'tp=2,pp=2'; default: none.")
@@ -50,6 +57,10 @@ TpotOption = Annotated[
 LateOption = Annotated[
     bool, typer.Option("--refuse-late", help="429 for what would miss --slo-ttft.")
 ]
+ReplaceOption = Annotated[
+    float | None,
+    typer.Option(min=1, metavar="SECONDS", help="Of a fleet: place models anew so often."),
+]
 DrainOption = Annotated[float, typer.Option(min=0, help="Seconds to end requests after SIGTERM.")]
 
 
@@ -71,40 +82,58 @@ def command(
     slo_tpot: TpotOption = math.inf,
     refuse_late: LateOption = False,
     drain_s: DrainOption = 30.0,
+    replace_every: ReplaceOption = None,
     as_json: JsonOption = False,
 ) -> Answer:
-    """Serve the model in MODEL_DIR over HTTP until SIGTERM or Ctrl-C; see docs/serve.md."""
-    if plan:
-        require_suitable_plan(folder, plan)
+    """Serve the model in MODEL_DIR, or those of a fleet file, over HTTP until SIGTERM or Ctrl-C;
+    see docs/serve.md.
+    """
     if not api_key and not _is_loopback(host):
         say(f"anybody who reaches {host} may ask: there is no --api-key")
-    stopped_by = _serve(
-        folder,
-        plan,
-        place={"host": host, "port": port, "drain_s": drain_s},
-        exposure={
-            "name": name or folder.resolve().name,
-            "keys": tuple(api_key or ()),
-            "max_body_bytes": max_body_bytes,
-            "max_requests": max_requests,
-        },
-        sizes={
-            "max_running": max_running,
-            "max_waiting": max_waiting,
-            "token_budget": token_budget,
-            "context": context,
-            "num_blocks": num_blocks,
-        },
-        policy=Policy(
-            classes=(LatencyClass(ttft_s=slo_ttft, tpot_s=slo_tpot),), refuses_late=refuse_late
-        ),
-    )
+    place = {"host": host, "port": port, "drain_s": drain_s}
+    exposure = {
+        "keys": tuple(api_key or ()),
+        "max_body_bytes": max_body_bytes,
+        "max_requests": max_requests,
+    }
+    sizes = {
+        "max_running": max_running,
+        "max_waiting": max_waiting,
+        "token_budget": token_budget,
+        "context": context,
+        "num_blocks": num_blocks,
+    }
+    latency = LatencyClass(ttft_s=slo_ttft, tpot_s=slo_tpot)
+    policy = Policy(classes=(latency,), refuses_late=refuse_late)
+    if folder.suffix == ".toml":
+        _refuse(_FILE_SAYS, {"plan": plan, "name": name, **sizes, "refuse_late": refuse_late})
+        stopped_by = serve_fleet(folder, place, exposure, replace_every)
+    else:
+        _refuse({}, {"replace_every": replace_every})
+        if plan:
+            require_suitable_plan(folder, plan)
+        given = name or folder.resolve().name
+        stopped_by = _serve(folder, plan, given, place, exposure, sizes, policy)
     return Answer(text=f"ended by {stopped_by}", document={"stopped_by": stopped_by})
+
+
+_FILE_SAYS = {"max_running": 256, "max_waiting": 512}
+"""Defaults of options that a fleet file has its own keys for."""
+
+
+def _refuse(defaults: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raises InputError for options that mean nothing here."""
+    wrong = [key for key, value in given.items() if value and value != defaults.get(key)]
+    if wrong:
+        options = ", ".join("--" + key.replace("_", "-") for key in wrong)
+        works = "keys of the fleet file" if "replace_every" not in wrong else "a fleet file"
+        raise InputError(Problem(f"{options} with what is served here", works=works))
 
 
 def _serve(
     folder: Path,
     plan: str | None,
+    name: str,
     place: dict[str, Any],
     exposure: dict[str, Any],
     sizes: dict[str, Any],
@@ -112,30 +141,31 @@ def _serve(
 ) -> str:
     """Serves until a signal asks for the end; its name."""
     say("loading torch ...")
-    from triptych.serve.http.link import EngineProcess
+    from triptych.serve.http.link import GroupProcess
 
-    with EngineProcess() as process:  # it loads torch while this process does
+    with GroupProcess() as process:  # it loads torch while this process does
         from triptych.serve.core.limits import Limits
         from triptych.serve.engine.settings import EngineSettings
         from triptych.serve.engine.source import ModelSource
         from triptych.serve.http.exposure import Exposure
-        from triptych.serve.http.server import ServerSettings, serve
+        from triptych.serve.http.hosting import ServedModel, single
+        from triptych.serve.http.server import ServerSettings, Watcher, serve
 
         source = ModelSource.open(folder)
         for note in source.notes:
             say(note)
-        settings = ServerSettings(
-            **place,
-            exposure=Exposure(**exposure),
-            engine=EngineSettings(**sizes),
+        model = ServedModel(
+            source=source,
+            settings=EngineSettings(**sizes),
             policy=policy,
+            plan=plan_of(plan, source) if plan else None,
         )
 
-        def when_ready(url: str, limits: Limits) -> None:
-            say(f"serving {exposure['name']} at {url}, context {limits.context} tokens")
+        def ready(url: str, limits: Mapping[str, Limits]) -> None:
+            say(f"serving {name} at {url}, context {limits[name].context} tokens")
 
-        wanted = plan_of(plan, source) if plan else None
-        return serve(process, source, wanted, settings, when_ready)
+        settings = ServerSettings(**place, exposure=Exposure(**exposure))
+        return serve(single(name, model), [process], settings, Watcher(ready))
 
 
 def _is_loopback(host: str) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from triptych.cli.answer import Answer
-from triptych.cli.fleet import FleetArgument, ReportOption, simulated, timeline
+from triptych.cli.fleet import FleetArgument, ReportOption, refuse_page, simulated, timeline
+from triptych.cli.llm_fleet import simulate_llms
 from triptych.cli.options import JsonOption
 from triptych.errors import InputError, Problem
 from triptych.fleet.curves import over_load
 from triptych.fleet.file import read_fleet
+from triptych.fleet.llm_file import is_of_llms
 from triptych.report.fleet import simulation_text
 from triptych.report.fleet_page import write_fleet
 
@@ -16,6 +18,9 @@ def command(
     file: FleetArgument, report: ReportOption = None, as_json: JsonOption = False
 ) -> Answer:
     """What each model's users would see: share in time, latencies, and how busy the groups are."""
+    if is_of_llms(file):
+        refuse_page(report)
+        return simulate_llms(file)
     given = read_fleet(file)
     placement = given.placement
     if placement is None:

@@ -29,6 +29,7 @@ Reading is strict: every unknown key, missing key and wrong value is reported at
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,7 +77,7 @@ class FleetFile:
         names = tuple(model.name for model in self.fleet.models)
         slo_s = np.array(self.slo_s)
         if source.trace is not None:
-            return _renumbered(read_trace(source.trace), names, slo_s, source.trace)
+            return renumbered(read_trace(source.trace), names, slo_s, source.trace)
         rng = np.random.default_rng(source.seed)
         shares = power_law_shares(len(names), source.share_exponent)
         arrival_s, model = draw_models(source.windows, shares, rng)
@@ -91,15 +92,9 @@ def read_fleet(path: Path) -> FleetFile:
         InputError: with every fault of the file.
 
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        works = "an existing file with [devices], [[models]] and [requests], as in docs/fleet.md"
-        what = f"cannot read the fleet file {path}: {error}"
-        raise InputError(Problem(what, "a fleet file is TOML", works)) from error
-    table = Table(values, str(path))
+    table = open_table(path)
     fleet, slo_s = _fleet(table)
-    requests = _requests(table, path.parent)
+    requests = read_requests(table, path.parent)
     placement = _placement(table, fleet) if table.peek("groups") is not None else None
     table.check_unknown()
     if table.problems:
@@ -109,15 +104,26 @@ def read_fleet(path: Path) -> FleetFile:
     return FleetFile(fleet=fleet, slo_s=slo_s, requests=requests, placement=placement)
 
 
-def with_groups(path: Path, fleet: Fleet, placement: Placement) -> str:
-    """The text of a fleet file with its groups exchanged; comments stay."""
+def open_table(path: Path) -> Table:
+    """What a fleet file says, unread. Raises InputError if it is no TOML."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        works = "an existing file with [devices], [[models]] and [requests], as in docs/fleet.md"
+        what = f"cannot read the fleet file {path}: {error}"
+        raise InputError(Problem(what, "a fleet file is TOML", works)) from error
+    return Table(values, str(path))
+
+
+def with_groups(path: Path, written: Iterable[tuple[Shape, Sequence[str]]]) -> str:
+    """The text of a fleet file with its groups exchanged: shapes, and models by name."""
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     document.pop("groups", None)
     groups = tomlkit.aot()
-    for shape, models in placement.groups:
+    for shape, models in written:
         group = tomlkit.table()
         group["shape"] = str(shape)
-        group["models"] = [fleet.models[m].name for m in sorted(models)]
+        group["models"] = list(models)
         groups.append(group)
     document["groups"] = groups
     return tomlkit.dumps(document)
@@ -166,7 +172,8 @@ def _are_seconds(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(v, int | float) and v > 0 for v in value)
 
 
-def _requests(table: Table, folder: Path) -> Requests:
+def read_requests(table: Table, folder: Path) -> Requests:
+    """How requests arrive, as [requests] says; faults are noted in the table."""
     own = table.table("requests")
     if own.peek("trace") is not None:
         found = Requests(trace=folder / own.string("trace"))
@@ -175,7 +182,7 @@ def _requests(table: Table, folder: Path) -> Requests:
         exponent = own.number("share_exponent") if own.peek("share_exponent") else 0.0
         seed = own.integer("seed") if own.peek("seed") else 0
         found = Requests(windows=(window,), share_exponent=exponent, seed=seed)
-    own.check_unknown(("share_exponent", "seed"))
+    own.check_unknown(("share_exponent", "seed", "prompt_tokens", "output_tokens"))
     return found
 
 
@@ -183,24 +190,34 @@ def _placement(table: Table, fleet: Fleet) -> Placement:
     numbers = {model.name: index for index, model in enumerate(fleet.models)}
     groups = []
     for own in table.tables("groups"):
-        try:
-            shape = read_shape(own.string("shape"))
-        except InputError as error:
-            table.problems += error.problems
-            shape = Shape(1)
+        shape = shape_of(own)
         names = own.strings("models")
-        for name in names:
-            if name not in numbers:
-                close = nearest(name, sorted(numbers)) or sorted(numbers)[:5]
-                what = f"unknown model {name!r} in {own.where}"
-                table.problems.append(Problem(what, "a name of [[models]]", ", ".join(close)))
+        check_names(own, names, sorted(numbers))
         groups.append(Group(shape, frozenset(numbers[n] for n in names if n in numbers)))
         own.check_unknown()
     return Placement(tuple(groups))
 
 
-def _renumbered(trace: Trace, names: tuple[str, ...], slo_s: Floats, path: Path) -> Trace:
-    """A trace with the models of the fleet, by name."""
+def shape_of(table: Table, default: str | None = None) -> Shape:
+    """The shape of a group; a fault is noted in the table."""
+    try:
+        return read_shape(table.string("shape", default))
+    except InputError as error:
+        table.problems += error.problems
+        return Shape(1)
+
+
+def check_names(table: Table, names: Sequence[str], known: Sequence[str]) -> None:
+    """Notes every model that does not exist, with the nearest that do."""
+    for name in names:
+        if name not in known:
+            close = nearest(name, known) or known[:5]
+            what = f"unknown model {name!r} in {table.where}"
+            table.problems.append(Problem(what, "a name of [[models]]", ", ".join(close)))
+
+
+def renumbered(trace: Trace, names: tuple[str, ...], slo_s: Floats, path: Path) -> Trace:
+    """A trace with the models of the fleet, by name. Raises InputError for others."""
     unknown = sorted(set(trace.models) - set(names))
     if unknown:
         what = f"{path}: requests for {', '.join(unknown[:5])}"

@@ -1,8 +1,7 @@
-"""LLMs on groups of devices: continuous batching and keys and values of several on one group.
+"""LLMs on groups of devices, priced by the serving cost model and simulated as they are served.
 
-Each model of a group has a scheduler and a pool of blocks of its own; they take turns on the stages
-of the group, step by step. What weights and work space leave of the memory is parted evenly. A
-request goes to the group that holds its model and has the fewest requests, waiting or running.
+What weights and work space leave of a device's memory is for keys and values; the models of a group
+share it (`fleet.shared`).
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from triptych.cost.serving.engine import TRIPTYCH, Engine
 from triptych.cost.serving.layout import layout
 from triptych.cost.serving.memory import Memory, memory
 from triptych.cost.serving.step import Stepper
+from triptych.errors import InputError, Problem
 from triptych.fleet.models import Shape
+from triptych.fleet.shared import Seat, SharedFleet, SharedGroup
+from triptych.fleet.terms import StepPrice, Terms
 from triptych.model.model import Model
 from triptych.plan.serving import ServingPlan
 from triptych.serve.core.limits import Limits
-from triptych.serve.core.order import Policy
-from triptych.serve.core.request import LatencyClass, Request
-from triptych.simulate.metrics import meets
 from triptych.simulate.priced import PricedSteps
-from triptych.simulate.replica import Replica
-from triptych.simulate.run import simulate
+from triptych.simulate.replica import Record, StepShape
 from triptych.simulate.trace import Trace
+from triptych.units import GIB
 
-Floats = NDArray[np.float64]
 CACHE_SHARE = 0.3  # of a device's memory that weights leave to keys and values
 BLOCK = 16
 BATCH, CHUNK = 256, 2048
@@ -45,17 +43,28 @@ class LlmGroup:
 
 
 class LlmFleet:
-    """LLMs, each with its objectives, and the devices that shall serve them."""
+    """LLMs, each with its terms, and the devices that shall serve them.
+
+    Args:
+        models: in the order of the numbers that traces use.
+        terms: of each.
+        cluster: the devices.
+        engine: that steps are priced for.
+        contexts: longest prompt and answer of each; None: what the model can take.
+
+    """
 
     def __init__(
         self,
         models: Sequence[Model],
-        classes: Sequence[LatencyClass],
+        terms: Sequence[Terms],
         cluster: Cluster,
         engine: Engine = TRIPTYCH,
+        contexts: Sequence[int] | None = None,
     ) -> None:
-        self.models, self.classes = models, classes
+        self.models, self.terms = models, terms
         self.cluster, self.engine = cluster, engine
+        self.contexts = contexts or [model.max_position for model in models]
         self._steps: dict[tuple[str, Shape], PricedSteps] = {}
 
     def dealt(self, shape: Shape, loads: Sequence[float]) -> list[LlmGroup]:
@@ -82,59 +91,63 @@ class LlmFleet:
             groups[index] = LlmGroup(shape, (*groups[index].models, model))
             replicas[model] += 1
 
-    def served(self, groups: Sequence[LlmGroup], trace: Trace) -> NDArray[np.bool_]:
-        """Of each request, whether it was answered within both objectives of its model."""
-        replicas: list[Replica] = []
-        places: dict[int, list[tuple[int, slice]]] = {}
-        for group in groups:
-            own = slice(len(replicas), len(replicas) + len(group.models))
-            for index, model in enumerate(group.models, start=own.start):
-                places.setdefault(model, []).append((index, own))
-            replicas += self.replicas(group)
-        is_held = np.isin(trace.model, list(places))
-        model_of = trace.model[is_held].tolist()
+    def served(
+        self, groups: Sequence[LlmGroup], trace: Trace, *, refuses_late: bool = True
+    ) -> NDArray[np.bool_]:
+        """Of each request, whether it was answered within all objectives of its model."""
+        fleet = self.simulated(groups, refuses_late=refuses_late)
+        return np.array([fleet.met(record) for record in fleet.run(trace)], dtype=np.bool_)
 
-        def to_the_least_loaded(request: Request, replicas: Sequence[Replica]) -> int:
-            held = places[model_of[request.id]]
-            return min((_load(replicas[own]), index) for index, own in held)[1]
+    def records(self, groups: Sequence[LlmGroup], trace: Trace) -> list[Record]:
+        """What becomes of each request."""
+        return self.simulated(groups).run(trace)
 
-        classes = [self.classes[model] for model in model_of]
-        records = simulate(
-            trace.only(is_held), replicas, to_the_least_loaded, lambda index: classes[index].name
-        )
-        hits = np.zeros(len(trace), np.bool_)
-        hits[is_held] = [meets(r, latency) for r, latency in zip(records, classes, strict=True)]
-        return hits
+    def simulated(self, groups: Sequence[LlmGroup], *, refuses_late: bool = True) -> SharedFleet:
+        """The groups with nothing on them."""
+        shared = [self.shared(group) for group in groups]
+        return SharedFleet(shared, dict(enumerate(self.terms)), refuses_late=refuses_late)
 
-    def replicas(self, group: LlmGroup) -> list[Replica]:
-        """One of each model, all on the same line of stages."""
-        line = [0.0] * group.shape.pipeline
+    def shared(self, group: LlmGroup) -> SharedGroup:
+        """A group as it is simulated. Raises InputError, with the bytes, if it has no room."""
         whole = [self._memory(m, group.shape) for m in group.models]
-        policy = Policy(classes=tuple({c.name: c for c in self.classes}.values()))
-        return [
-            Replica(
-                Limits(
-                    num_blocks=_blocks(whole, own),
-                    block_size=BLOCK,
-                    model_context=self.models[model].max_position,
-                    max_running=BATCH,
-                    token_budget=CHUNK,
-                    stages=group.shape.pipeline,
-                    prefix_reuse=False,
-                ),
-                self._priced(model, group.shape),
-                policy,
-                line,
+        room = _cache_bytes(whole)
+        if group.models and room <= 0:
+            names = ", ".join(self.models[m].name for m in group.models)
+            held = max(sum(m.stages[i].weights_bytes for m in whole) for i in _stages(whole))
+            limit = whole[0].limit_bytes
+            raise InputError(
+                Problem(
+                    f"{names} on a group of {group.shape}: {held:.0f} bytes "
+                    f"({held / GIB:.2f} GiB) of weights on a device",
+                    f"less than {limit:.0f} bytes ({limit / GIB:.2f} GiB), with room for keys and "
+                    "values",
+                    "fewer models in the group, or a larger shape",
+                )
             )
-            for model, own in zip(group.models, whole, strict=True)
-        ]
+        seats = []
+        for model, own in zip(group.models, whole, strict=True):
+            block_bytes = max(stage.sequence_bytes(BLOCK) for stage in own.stages)
+            useful = BATCH * -(-self.contexts[model] // BLOCK)
+            limits = Limits(
+                num_blocks=max(1, min(useful, int(room / block_bytes))),
+                block_size=BLOCK,
+                model_context=self.contexts[model],
+                max_running=BATCH,
+                token_budget=CHUNK,
+                stages=group.shape.pipeline,
+                prefix_reuse=False,
+            )
+            cost = self._priced(model, group.shape)
+            price = price_of(cost)
+            seats.append(Seat(model=model, cost=cost, limits=limits, block_bytes=int(block_bytes),
+                              price=price))  # fmt: skip
+        return SharedGroup(seats=tuple(seats), cache_bytes=int(room) if len(seats) > 1 else None)
 
     def _takes(self, group: LlmGroup, model: int) -> bool:
         if model in group.models:
             return False
         parts = [self._memory(m, group.shape) for m in (*group.models, model)]
-        stages = zip(*(part.stages for part in parts), strict=True)
-        most = max(sum(stage.weights_bytes for stage in same) for same in stages)
+        most = max(sum(m.stages[i].weights_bytes for m in parts) for i in _stages(parts))
         return bool(most <= (1 - CACHE_SHARE) * parts[0].limit_bytes)
 
     def _plan(self, model: int, shape: Shape) -> ServingPlan:
@@ -156,17 +169,26 @@ class LlmFleet:
         return self._steps[key]
 
 
-def _load(replicas: Sequence[Replica]) -> int:
-    loads = [replica.scheduler.load for replica in replicas]
-    return sum(load.num_waiting + load.num_running for load in loads)
+def price_of(cost: PricedSteps, context: int = 512) -> StepPrice:
+    """Three steps that are priced, as the router takes them at first."""
+    one = sum(cost(StepShape(1, context, (), 1)))
+    many = sum(cost(StepShape(33, 33 * context, (), 33)))
+    full = sum(cost(StepShape(1, context, ((CHUNK, 0),), 2)))
+    decode_s = max(0.0, (many - one) / 32)
+    return StepPrice(max(0.0, one - decode_s), decode_s, max(0.0, (full - one) / CHUNK))
 
 
-def _blocks(whole: Sequence[Memory], own: Memory) -> int:
-    """Blocks of one of the models: its even part of what weights and one work space leave."""
+def _stages(whole: Sequence[Memory]) -> range:
+    return range(len(whole[0].stages))
+
+
+def _cache_bytes(whole: Sequence[Memory]) -> float:
+    """What weights and one work space leave of the fullest device of a group."""
+    if not whole:
+        return 0.0
     found = []
-    for same, stage in zip(zip(*(m.stages for m in whole), strict=True), own.stages, strict=True):
-        weights = sum(each.weights_bytes for each in same)
-        work = max(each.workspace_bytes for each in same)
-        free = (own.limit_bytes - weights - work) / len(whole)
-        found.append(int(free / stage.sequence_bytes(BLOCK)))
+    for index in _stages(whole):
+        same = [m.stages[index] for m in whole]
+        work = max(stage.workspace_bytes for stage in same)
+        found.append(whole[0].limit_bytes - sum(s.weights_bytes for s in same) - work)
     return min(found)

@@ -59,6 +59,10 @@ class Placement:
         """The same with one group exchanged."""
         return Placement((*self.groups[:index], group, *self.groups[index + 1 :]))
 
+    def named(self, fleet: Fleet) -> list[tuple[Shape, list[str]]]:
+        """Shapes, and models by name, as files have them."""
+        return [(s, [fleet.models[m].name for m in sorted(models)]) for s, models in self.groups]
+
     def lines(self, fleet: Fleet) -> list[single_shot.Group]:
         """The groups as the simulator takes them."""
         return [

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from triptych.serve.core.budget import Allowance
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.order import Policy
 from triptych.serve.core.request import Request, State
 from triptych.serve.core.scheduler import Scheduler
-from triptych.serve.core.step import Step
+from triptych.serve.core.step import Step, Took
+from triptych.simulate.line import Line, Planned
 
 
 class StepShape(NamedTuple):
@@ -101,11 +103,15 @@ class Record:
         return (self.finish_s - self.first_token_s) / max(1, self.num_tokens - 1)
 
 
+# Gets each step that has completed, those to whom it brought a token, and the time.
+Observer = Callable[[Took, Sequence[Record], float], None]
+
+
 class Replica:
     """A scheduler and the line of stages that runs its steps.
 
-    `line` says when each stage is free. Replicas of several models that are given the same one
-    share its devices: a step takes each stage behind the steps that were planned before it.
+    Replicas of several models that are given the same line share its devices, and those that are
+    given allowances of one budget the memory for keys and values.
     """
 
     def __init__(
@@ -113,15 +119,19 @@ class Replica:
         limits: Limits,
         cost: StepCost,
         policy: Policy | None = None,
-        line: list[float] | None = None,
+        line: Line | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
-        self.scheduler = Scheduler(limits, policy)
+        self.scheduler = Scheduler(limits, policy, allowance)
         self.cost = cost
         self.busy_s = 0.0  # of the first stage
         self.num_steps = 0
-        self._free_s = [0.0] * limits.stages if line is None else line
+        self.line = line or Line(limits.stages)
+        self.observer: Observer | None = None
+        self._seat = self.line.join(self)
+        self._allowance = allowance
         self._ends_s = deque([0.0] * limits.stages, maxlen=limits.stages)  # of the last steps
-        self._running: deque[tuple[float, Step]] = deque()
+        self._running: deque[tuple[float, float, Step]] = deque()  # when it ends, when it began
         self._records: dict[int, Record] = {}
 
     @property
@@ -141,12 +151,12 @@ class Replica:
         record.state = self.scheduler.admit(request, now_s).state
         if record.state is State.WAITING:
             self._records[request.id] = record
-            self._plan(now_s)
+            self.plan(now_s)
         return record
 
     def complete(self) -> None:
         """Completes its oldest step, at `next_s`."""
-        now_s, step = self._running.popleft()
+        now_s, began_s, step = self._running.popleft()
         samplers = self.scheduler.flights[0].samplers
         records, stopped = self._records, set()
         for position, sequence in enumerate(samplers):
@@ -154,27 +164,39 @@ class Replica:
             if record is not None and record.num_tokens + 1 == record.output_tokens:
                 stopped.add(position)
         progress = self.scheduler.complete(step.id, [0] * len(samplers), now_s, stopped)
-        for sampled in progress.sampled:
-            record = records[sampled.request_id]
+        heard = [records[sampled.request_id] for sampled in progress.sampled]
+        for record in heard:
             if record.num_tokens == 0:
                 record.first_token_s, record.state = now_s, State.RUNNING
             record.num_tokens += 1
         for finished in progress.finished:
             record = records.pop(finished.request_id)
             record.finish_s, record.state = now_s, State.FINISHED
-        self._plan(now_s)
+        if self.observer is not None:
+            prompt_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+            took = Took(len(step.decodes), prompt_tokens, now_s - began_s)
+            self.observer(took, heard, now_s)
+        self.plan(now_s)
+        if self._allowance is not None:
+            for runner in self.line.runners:
+                runner.plan(now_s)
 
-    def _plan(self, now_s: float) -> None:
+    def plan(self, now_s: float) -> None:
+        """Plans all that may be in flight: after each event of its own or of its budget."""
         while (step := self.scheduler.plan(now_s)) is not None:
-            at_s = max(now_s, self._ends_s[0])
-            seconds = self.cost(self._shape(step))
-            for stage, duration_s in enumerate(seconds):
-                at_s = max(at_s, self._free_s[stage]) + duration_s
-                self._free_s[stage] = at_s
-            self.busy_s += seconds[0]
-            self.num_steps += 1
-            self._ends_s.append(at_s)
-            self._running.append((at_s, step))
+            self.line.add(self._seat, Planned(now_s, step, self.cost(self._shape(step))))
+
+    def start(self, planned: Planned) -> None:
+        """Lets a step take the stages, the first as soon as it may."""
+        free_s = self.line.free_s
+        at_s = began_s = max(planned.planned_s, self._ends_s[0], free_s[0])
+        for stage, duration_s in enumerate(planned.seconds):
+            at_s = max(at_s, free_s[stage]) + duration_s
+            free_s[stage] = at_s
+        self.busy_s += planned.seconds[0]
+        self.num_steps += 1
+        self._ends_s.append(at_s)
+        self._running.append((at_s, began_s, planned.step))
 
     def _shape(self, step: Step) -> StepShape:
         num_decodes = len(step.decodes)

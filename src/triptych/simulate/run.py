@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-from triptych.serve.core.request import Request
+from triptych.serve.core.request import Request, State
 from triptych.simulate.replica import Record, Replica
 from triptych.simulate.trace import Trace
 
-# The replica that a request goes to.
-Dispatch = Callable[[Request, Sequence[Replica]], int]
+# The replica that a request goes to; None refuses it.
+Dispatch = Callable[[Request, Sequence[Replica]], int | None]
 # The latency class of the request with an index in the trace.
 ClassOf = Callable[[int], str]
 
@@ -30,8 +31,9 @@ def simulate(
     """Runs all requests to their ends and returns their records, in the order of the trace.
 
     Events come by time; at equal times completed steps (of the first replica first) come before
-    requests. Prompts are simulated without content: nothing is shared between them. Clients ask
-    for `max_tokens`, or for exactly the length of the answer.
+    requests. What one replica gives back of a shared budget is an event for the others of its line.
+    Prompts are simulated without content: nothing is shared between them. Clients ask for
+    `max_tokens`, or for exactly the length of the answer.
     """
     records = []
     columns = (trace.arrival_s, trace.prompt_tokens, trace.output_tokens)
@@ -46,15 +48,29 @@ def simulate(
             arrival_s=arrival_s,
             salt=index.to_bytes(8, "little"),
         )
-        replica = replicas[dispatch(request, replicas)]
-        records.append(replica.submit(request, output_tokens, arrival_s))
-    _complete_until(replicas, float("inf"))
+        chosen = dispatch(request, replicas)
+        if chosen is None:
+            refused = Record(
+                index,
+                request.latency_class,
+                arrival_s,
+                prompt_tokens,
+                output_tokens,
+                State.REFUSED,
+            )
+            records.append(refused)
+        else:
+            records.append(replicas[chosen].submit(request, output_tokens, arrival_s))
+    _complete_until(replicas, math.inf)
     return records
 
 
 def _complete_until(replicas: Sequence[Replica], now_s: float) -> None:
+    shared = list({id(r.line): r.line for r in replicas if len(r.line.runners) > 1}.values())
     while True:
+        for line in shared:
+            line.run(now_s)
         first = min(replicas, key=lambda replica: replica.next_s)
-        if first.next_s > now_s or first.next_s == float("inf"):
+        if first.next_s > now_s or math.isinf(first.next_s):
             return
         first.complete()

@@ -121,7 +121,8 @@ def read_trace(path: Path) -> Trace:
     """A CSV file in one of the forms that are known by their columns.
 
     `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure), `timestamp_ms,input_length,output_length`
-    (Mooncake), `model,arrival_s,slo_s` (single-shot requests, without lengths).
+    (Mooncake), `model,arrival_s,slo_s` (single-shot requests, without lengths),
+    `model,arrival_s,prompt_tokens,output_tokens` (of several LLMs).
 
     Raises:
         InputError: if the file cannot be read as one of them.
@@ -175,10 +176,19 @@ def _single_shot(columns: dict[str, list[str]]) -> Trace:
     return replace(trace, slo_s=np.array(columns["slo_s"], dtype=float))
 
 
+def _of_llms(columns: dict[str, list[str]]) -> Trace:
+    arrival_s = np.array(columns["arrival_s"], dtype=float)
+    names = tuple(sorted(set(columns["model"])))
+    model = np.array([names.index(name) for name in columns["model"]])
+    prompts, outputs = _counts(columns["prompt_tokens"]), _counts(columns["output_tokens"])
+    return _trace(arrival_s, prompts, outputs, model, names)
+
+
 _FORMS: dict[frozenset[str], Callable[[dict[str, list[str]]], Trace]] = {
     frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}): _azure,
     frozenset({"timestamp_ms", "input_length", "output_length"}): _mooncake,
     frozenset({"model", "arrival_s", "slo_s"}): _single_shot,
+    frozenset({"model", "arrival_s", "prompt_tokens", "output_tokens"}): _of_llms,
 }
 
 

@@ -24,7 +24,7 @@ STEP_S = 0.002
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-    exposure, script = Exposure(name=NAME, keys=["k"]), Scripted(lambda *_: 5)
+    exposure, script = Exposure(keys=["k"]), Scripted(lambda *_: 5)
     with serving(folder, None, exposure, lambda: engine_of(script, LIMITS, STEP_S)) as server:
         yield server
 
@@ -45,13 +45,13 @@ def test_a_trace_is_sent_at_its_times_and_measured(
     capfd: pytest.CaptureFixture[str], server: Server, tmp_path: Path
 ) -> None:
     trace = write_trace(tmp_path / "trace.csv")
-    before = server.service.metrics.output_tokens._value.get()
+    before = server.service.metrics.output_tokens.labels(NAME)._value.get()
     options = ["--trace", str(trace), "--input", "100", "--output", "20"]
     code, found = bench(capfd, server, *options, "--slo-ttft", "60")
     capped = read_trace(trace).capped(100, 20)
     total = int(capped.output_tokens.sum())
     assert code == 0 and found["model"] == NAME and found["requests"] == len(capped) == 20
-    assert server.service.metrics.output_tokens._value.get() - before == total
+    assert server.service.metrics.output_tokens.labels(NAME)._value.get() - before == total
     assert found["refused"] == found["failed"] == 0 and found["attainment"] == 1
     span_s = float(np.ptp(capped.arrival_s))
     assert found["duration_s"] > span_s

@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module")
 def server(model: tuple[Path, Any]) -> Iterator[Server]:
-    with serving(model[0], exposure=Exposure(name=NAME, keys=["secret"])) as server:
+    with serving(model[0], exposure=Exposure(keys=["secret"])) as server:
         yield server
         assert server.load.num_free_blocks == server.engine.limits.num_blocks
 
@@ -60,7 +60,7 @@ def chat(client: openai.OpenAI, **options: Any) -> Any:
 def test_completions_are_the_stock_models_greedy_text(
     server: Server, client: openai.OpenAI, model: tuple[Path, Any]
 ) -> None:
-    tokenizer = server.service.prompter.tokenizer
+    tokenizer = server.prompter.tokenizer
     found = ask(client, PROMPTS)
     for choice, prompt in zip(found.choices, PROMPTS, strict=True):
         ids = tokenizer.encode(prompt).ids
@@ -123,8 +123,8 @@ def test_echoed_log_probabilities_are_the_models_own_and_join_to_the_text(
         assert choice.text.startswith(prompt) and "".join(found.tokens) == choice.text
         for token, offset in zip(found.tokens, found.text_offset, strict=True):
             assert choice.text[offset:].startswith(token)
-        ids = server.service.prompter.tokenizer.encode(prompt).ids
-        ids += stock_greedy(model[1], ids, 4, server.service.prompter.tokenizer.get_vocab_size())
+        ids = server.prompter.tokenizer.encode(prompt).ids
+        ids += stock_greedy(model[1], ids, 4, server.prompter.tokenizer.get_vocab_size())
         with torch.no_grad():
             logits = model[1](input_ids=torch.tensor([ids])).logits[0]
         wanted = torch.log_softmax(logits, dim=1)[range(len(ids) - 1), ids[1:]].tolist()
@@ -166,7 +166,7 @@ def test_an_answer_ends_before_a_stop_text(client: openai.OpenAI) -> None:
 def test_a_stop_token_ends_the_answer(
     client: openai.OpenAI, server: Server, model: tuple[Path, Any]
 ) -> None:
-    tokenizer = server.service.prompter.tokenizer
+    tokenizer = server.prompter.tokenizer
     ids = tokenizer.encode("os.").ids
     tokens = stock_greedy(model[1], ids, 10, tokenizer.get_vocab_size())
     body = {"stop_token_ids": [tokens[3]]}
@@ -317,7 +317,7 @@ def test_at_the_limit_an_answer_is_as_long_as_there_is_room(client: openai.OpenA
 def test_what_the_model_says_ends_with_its_end_token(tmp_path: Path) -> None:
     made = save_model(tmp_path, config_of())
     with serving(tmp_path) as server:
-        client, tokenizer = server.client(), server.service.prompter.tokenizer
+        client, tokenizer = server.client(), server.prompter.tokenizer
         with pytest.raises(openai.BadRequestError, match="no chat"):
             chat(client)
     ids = tokenizer.encode("os.").ids

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +19,36 @@ import httpx2
 import openai
 import psutil
 import pytest
-from http_samples import NAME
+from http_samples import NAME, GroupThread
 from scripted import Scripted, engine_of, tokenizer_folder
 from serve_samples import config_of, save_model
 
-from triptych.errors import InputError, RunError, TriptychError
+from triptych.errors import InputError, RunError
 from triptych.serve.core.limits import Limits
 from triptych.serve.engine.engine import Engine
+from triptych.serve.engine.hosts import Hosts
 from triptych.serve.engine.source import ModelSource
-from triptych.serve.http.engine_process import run_engine
 from triptych.serve.http.exposure import Exposure
-from triptych.serve.http.messages import Ended
-from triptych.serve.http.server import ServerSettings, serve
+from triptych.serve.http.hosting import Hosting, ServedModel, single
+from triptych.serve.http.server import ServerSettings, Watcher, serve
 
 LIMITS = Limits(num_blocks=64, block_size=4, model_context=200, max_running=8, token_budget=48)
 LONG = {"prompt": "x", "max_tokens": 60, "stream": True}
 
 
-class EngineThread:
-    """In place of an engine process."""
+def group_of(name: str, open_engine: Callable[[], Engine]) -> GroupThread:
+    """In place of the process of a group."""
 
-    def __init__(self, open_engine: Callable[[], Engine]) -> None:
-        self.pipe, self._its = Pipe()
-        self._open = open_engine
+    def opened() -> Hosts:
+        engine, hosts = open_engine(), Hosts()
+        hosts.engines[name] = engine
+        return hosts
 
-    def open(self, *_: Any) -> None:
-        threading.Thread(target=run_engine, args=(self._its, self._open), daemon=True).start()
+    return GroupThread(opened)
 
-    def opened(self) -> Limits:
-        message = self.pipe.recv()
-        if isinstance(message, Ended):
-            raise message.error
-        return message.limits  # type: ignore[no-any-return]
 
-    def death(self) -> TriptychError:
-        return RunError("it ended without a word")
+def hosting_of(folder: Path) -> Hosting:
+    return single(NAME, ServedModel(source=ModelSource.open(folder)))
 
 
 def run(
@@ -72,14 +66,14 @@ def run(
 
     threads: list[threading.Thread] = []
 
-    def when_ready(url: str, _: Limits) -> None:
+    def when_ready(url: str, _: object) -> None:
         threads.append(threading.Thread(target=acting, args=(url,)))
         threads[0].start()
 
-    engine: Any = EngineThread(lambda: engine_of(Scripted(script), LIMITS, 0.01))
-    made = ServerSettings(port=0, exposure=Exposure(name=NAME), **settings)
+    group: Any = group_of(NAME, lambda: engine_of(Scripted(script), LIMITS, 0.01))
+    made = ServerSettings(port=0, exposure=Exposure(), **settings)
     try:
-        return serve(engine, ModelSource.open(folder), None, made, when_ready)
+        return serve(hosting_of(folder), [group], made, Watcher(when_ready))
     finally:
         threads[0].join()
         if failures:
@@ -143,19 +137,19 @@ def test_a_lost_rank_ends_the_server_with_the_cause(folder: Path) -> None:
 def test_an_address_that_is_taken_is_told_before_anything_loads(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        settings = ServerSettings(port=port, exposure=Exposure(name=NAME))
-        source, nobody = ModelSource.open(folder), lambda *_: None
+        settings = ServerSettings(port=port, exposure=Exposure())
         with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{port}"):
-            serve(None, source, None, settings, nobody)  # type: ignore[arg-type]
+            serve(hosting_of(folder), [], settings, Watcher(lambda *_: None))
 
 
 def test_what_kept_an_engine_from_opening_ends_the_command(folder: Path) -> None:
     def opened() -> Engine:
         raise InputError("context = 0")
 
-    settings = ServerSettings(port=0, exposure=Exposure(name=NAME))
+    settings = ServerSettings(port=0, exposure=Exposure())
+    group: Any = group_of(NAME, opened)
     with pytest.raises(InputError, match="context = 0"):
-        serve(EngineThread(opened), ModelSource.open(folder), None, settings, lambda *_: None)  # type: ignore[arg-type]
+        serve(hosting_of(folder), [group], settings, Watcher(lambda *_: None))
 
 
 def test_the_command_with_ranks_ends_with_the_cause_when_one_is_killed(tmp_path: Path) -> None:

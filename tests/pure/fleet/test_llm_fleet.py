@@ -13,11 +13,14 @@ from triptych.cost.serving.layout import layout
 from triptych.cost.serving.step import Load, Stepper
 from triptych.fleet.llm import CACHE_SHARE, LlmFleet, LlmGroup
 from triptych.fleet.models import Shape
+from triptych.fleet.shared import policy_of
+from triptych.fleet.terms import Terms
 from triptych.model.load import load_model
 from triptych.plan.serving import ServingPlan
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.request import LatencyClass
 from triptych.simulate.arrivals import Window, draw
+from triptych.simulate.line import Line
 from triptych.simulate.metrics import meets
 from triptych.simulate.priced import GRID, PricedSteps
 from triptych.simulate.replica import Replica, StepShape
@@ -27,11 +30,11 @@ from triptych.simulate.single_shot import simulate as single_shot
 from triptych.simulate.trace import Trace, fixed_lengths, make
 
 LLAMA, CLUSTER = load_model("Llama-2-13B"), parse_cluster("1x4xH100-SXM")
-CLASS = LatencyClass(ttft_s=0.3, tpot_s=0.03)
+TERMS = Terms(ttft_s=0.3, tpot_s=0.03)
 
 
 def fleet(num_models: int) -> LlmFleet:
-    return LlmFleet([LLAMA] * num_models, [CLASS] * num_models, CLUSTER)
+    return LlmFleet([LLAMA] * num_models, [TERMS] * num_models, CLUSTER)
 
 
 def trace_of(rate: float, num_models: int, output: int = 20, seed: int = 0) -> Trace:
@@ -42,8 +45,8 @@ def trace_of(rate: float, num_models: int, output: int = 20, seed: int = 0) -> T
 
 
 def test_replicas_on_one_line_are_a_single_shot_group() -> None:
-    """One-token answers, one prompt a step: two models that take turns, request by request."""
-    stages_s = {0: (0.02, 0.03), 1: (0.04, 0.01)}
+    """One-token answers, one prompt a step: whoever's turn it is, as much is done at any time."""
+    stages_s = (0.02, 0.03)
     trace = trace_of(20.0, 2, output=1)
     limits = Limits(
         num_blocks=4000,
@@ -53,24 +56,24 @@ def test_replicas_on_one_line_are_a_single_shot_group() -> None:
         stages=2,
         prefix_reuse=False,
     )
-    line = [0.0, 0.0]
-    replicas = [Replica(limits, lambda shape, own=own: own, line=line) for own in stages_s.values()]
+    line = Line(2, (0.5, 0.5))
+    replicas = [Replica(limits, lambda _: stages_s, line=line) for _ in range(2)]
     model_of = trace.model.tolist()
     records = simulate(trace, replicas, lambda request, _: model_of[request.id])
-    alone = single_shot(trace.arrival_s, trace.model, [Group(stages_s)])
-    assert sum(r.finish_s for r in records) == pytest.approx(alone.finish_s.sum(), rel=0.02)
-    busy_s = sum(replica.busy_s for replica in replicas)
-    assert busy_s == pytest.approx(sum(stages_s[m][0] for m in model_of))
-    assert max(r.finish_s for r in records) >= busy_s
+    alone = single_shot(trace.arrival_s, trace.model, [Group(dict.fromkeys(range(2), stages_s))])
+    assert sorted(r.finish_s for r in records) == pytest.approx(sorted(alone.finish_s.tolist()))
+    assert sum(replica.busy_s for replica in replicas) == pytest.approx(0.02 * len(trace))
 
 
 def test_a_model_alone_on_its_group_is_a_replica() -> None:
     one, trace = fleet(1), trace_of(30.0, 1)
     groups = [LlmGroup(Shape(2), (0,))]
-    (replica,) = one.replicas(groups[0])
-    records = simulate(trace, [replica], class_of=lambda index: CLASS.name)
-    expected = [meets(record, CLASS) for record in records]
-    assert one.served(groups, trace).tolist() == expected
+    (seat,) = one.shared(groups[0]).seats
+    replica = Replica(seat.limits, seat.cost, policy_of("0", TERMS))
+    records = simulate(trace, [replica], class_of=lambda index: "0")
+    latency = LatencyClass(name="0", ttft_s=TERMS.ttft_s, tpot_s=TERMS.tpot_s)
+    expected = [meets(record, latency) for record in records]
+    assert one.served(groups, trace, refuses_late=False).tolist() == expected
     assert 0 < sum(expected) < len(expected)
 
 
@@ -93,7 +96,7 @@ def test_models_are_dealt_while_weights_leave_room_for_keys_and_values(shape: Sh
         room = (1 - CACHE_SHARE) * CLUSTER.device.memory_bytes
         assert len(group.models) * size_bytes <= room
     shared, alone = (
-        own.replicas(replace(groups[0], models=models))[0].scheduler.limits.num_blocks
+        own.shared(replace(groups[0], models=models)).seats[0].limits.num_blocks
         for models in (groups[0].models, (0,))
     )
     assert shared < alone

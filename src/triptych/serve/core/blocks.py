@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import islice
 
+from triptych.serve.core.budget import Allowance
+
 
 def extend_hashes(
     hashes: list[bytes], tokens: Sequence[int], block_size: int, salt: bytes = b""
@@ -30,9 +32,13 @@ def extend_hashes(
 
 
 class BlockPool:
-    """The blocks 0 .. num_blocks - 1 of one key-value cache."""
+    """The blocks 0 .. num_blocks - 1 of one key-value cache.
 
-    def __init__(self, num_blocks: int) -> None:
+    With an `allowance` no more of them are held than it says, whatever else is free.
+    """
+
+    def __init__(self, num_blocks: int, allowance: Allowance | None = None) -> None:
+        self.allowance = allowance
         self.counts = [0] * num_blocks
         self.hashes: list[bytes | None] = [None] * num_blocks
         self.by_hash: dict[bytes, int] = {}
@@ -41,8 +47,14 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no table holds."""
-        return len(self.blank) + len(self.cached)
+        """Blocks that may be taken now."""
+        free = len(self.blank) + len(self.cached)
+        return free if self.allowance is None else min(free, self.allowance.num_free)
+
+    @property
+    def num_returns(self) -> int:
+        """Times that a model beside this one gave something back."""
+        return 0 if self.allowance is None else self.allowance.num_returns
 
     def allocate(self, count: int) -> list[int]:
         """Free blocks for new content, held once each. There must be so many.
@@ -59,24 +71,31 @@ class BlockPool:
             found.append(block)
         for block in found:
             self.counts[block] = 1
+        if self.allowance is not None:
+            self.allowance.take(count)
         return found
 
     def share(self, block: int) -> None:
         """Holds a block once more; a cached one is free no longer."""
         if self.counts[block] == 0:
             del self.cached[block]
+            if self.allowance is not None:
+                self.allowance.take(1)
         self.counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Gives up one hold of each block of a table; its last blocks are the first to evict."""
-        counts = self.counts
+        counts, num_free = self.counts, 0
         for block in reversed(blocks):
             counts[block] -= 1
             if counts[block] == 0:
+                num_free += 1
                 if self.hashes[block] is None:
                     self.blank.append(block)
                 else:
                     self.cached[block] = None
+        if self.allowance is not None and num_free:
+            self.allowance.give(num_free)
 
     def name(self, block: int, content: bytes) -> None:
         """Makes a full block findable. The first block of some content keeps the name."""

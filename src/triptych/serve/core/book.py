@@ -14,6 +14,7 @@ from bisect import bisect_left, insort
 from operator import attrgetter
 
 from triptych.serve.core.blocks import BlockPool, extend_hashes
+from triptych.serve.core.budget import Allowance
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.request import State
 from triptych.serve.core.sequence import Sequence
@@ -25,9 +26,9 @@ _ORDER = attrgetter("order")
 class Book:
     """The lists, the pool and the slots, and the moves between them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, allowance: Allowance | None = None) -> None:
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks)
+        self.pool = BlockPool(limits.num_blocks, allowance)
         self.waiting: list[Sequence] = []
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []

@@ -42,6 +42,9 @@ def _blocks(book: Book) -> Iterator[str]:
     for block in range(book.limits.num_blocks):
         if places[block] != 1:
             yield f"block {block} is in {places[block]} of held, blank and cached"
+    allowance = book.pool.allowance
+    if allowance is not None and allowance.held != len(held):
+        yield f"{len(held)} blocks are held, {allowance.held} of the budget"
 
 
 def _names(book: Book) -> Iterator[str]:

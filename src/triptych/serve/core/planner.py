@@ -49,7 +49,7 @@ class StepPlanner:
     def __init__(self, book: Book) -> None:
         self.book = book
         self.limits = book.limits
-        self._blocked: tuple[Sequence, int] | None = None
+        self._blocked: tuple[Sequence, int, int] | None = None
 
     def fill(self, draft: Draft) -> None:
         """Plans all that fits."""
@@ -166,7 +166,7 @@ class StepPlanner:
         """Starts a waiting sequence if it fits; asks again only after somebody has left."""
         if not self._ready(head, draft):
             return False
-        state = (head, self.book.num_departures)
+        state = (head, self.book.num_departures, self.book.pool.num_returns)
         hits = self.book.fitting(head) if state != self._blocked else None
         if hits is None:
             self._blocked, draft.is_saturated = state, True

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from triptych.serve.core import admission
 from triptych.serve.core.book import Book
+from triptych.serve.core.budget import Allowance
 from triptych.serve.core.forecast import Forecast
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.order import Pace, Policy
@@ -62,13 +63,16 @@ class Scheduler:
 
     A driver's loop, which engine and simulator share: after each event (a request, an abort, a
     completed step) call `plan` until it returns None, and run the steps in order. At equal times
-    completed steps come before requests.
+    completed steps come before requests. With an `allowance` the memory for keys and values is
+    shared with other models: what they give back is an event too.
     """
 
-    def __init__(self, limits: Limits, policy: Policy | None = None) -> None:
+    def __init__(
+        self, limits: Limits, policy: Policy | None = None, allowance: Allowance | None = None
+    ) -> None:
         self.limits = limits
         self.policy = policy or Policy()
-        self.book = Book(limits)
+        self.book = Book(limits, allowance)
         self.flights: deque[Flight] = deque()
         self._planner = StepPlanner(self.book)
         self._pace = Pace(limits.token_budget)

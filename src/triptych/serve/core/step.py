@@ -117,6 +117,14 @@ class Step(NamedTuple):
         return cls(step_id, released, started, forks, appended, copies, decodes, chunks)
 
 
+class Took(NamedTuple):
+    """What a step was and how long it ran, from its start on the first stage to its tokens."""
+
+    num_decodes: int
+    prompt_tokens: int
+    seconds: float
+
+
 def _take(numbers: Iterator[int], count: int) -> tuple[int, ...]:
     return tuple(next(numbers) for _ in range(count))
 

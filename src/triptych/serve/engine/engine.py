@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -20,13 +21,15 @@ import torch.distributed as dist
 from triptych.errors import InputError, Problem, RunError, TriptychError
 from triptych.plan.plan import Plan
 from triptych.runtime.local import local_ranks
+from triptych.serve.core.budget import Allowance
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.order import Policy
 from triptych.serve.core.request import Admission, Reason, Request, State
 from triptych.serve.core.scheduler import Load, Scheduler
+from triptych.serve.core.step import Took
 from triptych.serve.engine.executor import Executor, RankExecutor
 from triptych.serve.engine.grammars import Grammars
-from triptych.serve.engine.replica import follow_rank, load_rank
+from triptych.serve.engine.replica import Rank, follow_rank, load_rank
 from triptych.serve.engine.sampler import Asked
 from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
@@ -35,6 +38,7 @@ from triptych.serve.engine.values import Ask, Logprob, Output, PromptLogprob
 from triptych.serve.engine.worker import Done, Work
 
 Clock = Callable[[], float]
+_MOST_TOOK = 256  # steps that are remembered until somebody asks
 
 
 class Engine:
@@ -49,6 +53,7 @@ class Engine:
         grammars: checks grammars.
         clock: seconds.
         stack: what is to be closed behind the engine.
+        allowance: its part of memory that it shares with other engines.
 
     """
 
@@ -63,9 +68,10 @@ class Engine:
         grammars: Grammars | None = None,
         clock: Clock = time.monotonic,
         stack: ExitStack | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.limits = limits
-        self.scheduler = Scheduler(limits, policy)
+        self.scheduler = Scheduler(limits, policy, allowance)
         self._executor = executor
         self._end_ids = end_ids
         self._vocab = vocab
@@ -78,6 +84,8 @@ class Engine:
         self._ended: list[int] = []
         self._prompts: dict[int, list[PromptLogprob]] = {}
         self._failure: TriptychError | None = None
+        self._sizes: deque[tuple[int, int]] = deque()  # of steps in flight: decodes, prompt tokens
+        self._took: deque[Took] = deque(maxlen=_MOST_TOOK)
 
     @classmethod
     def open(
@@ -109,14 +117,28 @@ class Engine:
         except BaseException as error:
             stack.__exit__(type(error), error, error.__traceback__)
             raise
+        return cls.of(rank, RankExecutor(rank.worker), policy=policy, stack=stack)
+
+    @classmethod
+    def of(
+        cls,
+        rank: Rank,
+        executor: Executor,
+        *,
+        policy: Policy | None = None,
+        stack: ExitStack | None = None,
+        allowance: Allowance | None = None,
+    ) -> Engine:
+        """An engine of a rank 0 that is loaded."""
         return cls(
-            RankExecutor(rank.worker),
+            executor,
             rank.limits,
             policy=policy,
-            end_ids=source.end_tokens(),
+            end_ids=rank.source.end_tokens(),
             vocab=rank.model.vocab,
             grammars=rank.grammars,
             stack=stack,
+            allowance=allowance,
         )
 
     # ---- requests -----------------------------------------------------------------------------
@@ -151,21 +173,21 @@ class Engine:
             asked = Asked(sampling, ends | sampling.stop_ids, counted)
             self._asks[ask.id], self._asked[ask.id] = ask, asked
             self._begun.append((ask.id, asked))
-            self._plan()
+            self.plan()
         return admission
 
     def abort(self, request_id: int) -> int:
         """Ends all answers of a request; returns how many lived. Nothing more comes for it."""
         found = self.scheduler.abort(request_id)
         self._forget(request_id)
-        self._plan()
+        self.plan()
         return found
 
     def stop(self, request_id: int, continuation: int) -> bool:
         """Ends one answer whose text is complete; False if it has ended."""
         found = self.scheduler.stop(request_id, continuation)
         self._forget_ended(request_id)
-        self._plan()
+        self.plan()
         return found
 
     # ---- steps --------------------------------------------------------------------------------
@@ -179,6 +201,12 @@ class Engine:
     def load(self) -> Load:
         """How busy it is."""
         return self.scheduler.load
+
+    def took(self) -> Sequence[Took]:
+        """The steps that ended since this was asked last."""
+        found = list(self._took)
+        self._took.clear()
+        return found
 
     def fileno(self) -> int:
         """Readable when a step has ended."""
@@ -219,6 +247,10 @@ class Engine:
         """Ends the steps, and sends a last message to ranks that were not started here."""
         self._executor.close(message)
 
+    def leave(self) -> None:
+        """Ends this model only: its ranks are shared."""
+        self._executor.close()
+
     def close(self) -> None:
         """Ends all ranks."""
         self._executor.close()
@@ -237,12 +269,14 @@ class Engine:
 
     # ---- within -------------------------------------------------------------------------------
 
-    def _plan(self) -> None:
-        """Plans and submits all that may be in flight."""
+    def plan(self) -> None:
+        """Plans and submits all that may be in flight; also when shared memory came free."""
         while (step := self.scheduler.plan(self._clock())) is not None:
             completed = self.scheduler.flights[0].step_id - 1
             work = Work(step, tuple(self._begun), tuple(self._ended), completed)
             self._begun, self._ended = [], []
+            prompt_tokens = self.scheduler.flights[-1].prefill_tokens
+            self._sizes.append((len(step.decodes), prompt_tokens))
             self._executor.submit(work)
 
     def _complete(self, done: Done) -> list[Output]:
@@ -256,8 +290,9 @@ class Engine:
                     stopped.add(place)
         if done.prompt:
             self._take_prompts(done)
+        self._took.append(Took(*self._sizes.popleft(), done.seconds))
         progress = self.scheduler.complete(done.step_id, tokens, self._clock(), stopped)
-        self._plan()
+        self.plan()
         reasons = {(f.request_id, f.continuation): f.reason for f in progress.finished}
         outputs = []
         for (request_id, continuation, token), choice in zip(progress.sampled, living, strict=True):

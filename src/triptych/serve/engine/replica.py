@@ -38,6 +38,7 @@ class Rank:
     model: Model
     source: ModelSource
     grammars: Grammars
+    block_bytes: int  # of keys and values, on the rank that has the largest
 
 
 def load_rank(
@@ -60,7 +61,7 @@ def load_rank(
     source.load(loaded.shards)
     context = min(context, _steady_context(loaded.module.causal_lm) or context)
     heads = loaded.heads()
-    num_blocks = _agreed_blocks(heads, loaded.dtype, settings, context, mesh)
+    num_blocks, block_bytes = _agreed_blocks(heads, loaded.dtype, settings, context, mesh)
     limits = settings.limits(num_blocks, context, len(plan.stages), mesh.device)
     stage: Stage = loaded
     if settings.kernels and llama.suits(loaded):
@@ -72,7 +73,7 @@ def load_rank(
         sampler = Sampler(model.vocab, _unknown(source, model), grammars.guide)
     hidden = (model.hidden, loaded.dtype)
     worker = Worker(stage, mesh, route, limits, pool, hidden, sampler)
-    return Rank(worker, limits, model, source, grammars)
+    return Rank(worker, limits, model, source, grammars, block_bytes)
 
 
 def follow_rank(
@@ -98,13 +99,14 @@ def _agreed_blocks(
     settings: EngineSettings,
     context: int,
     mesh: Mesh,
-) -> int:
-    """The blocks that every rank has room for; collective."""
+) -> tuple[int, int]:
+    """The blocks that every rank has room for, and the bytes of one at most; collective."""
     elements = sum(each.elements for each in heads.values())
     block_bytes = elements * settings.block_size * dtype.itemsize
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", mesh.world.size))
     found = settings.blocks(block_bytes, context, mesh.device, ranks_here)
-    return -int(mesh.world.all_reduce(torch.tensor(-found), maximum=True))
+    agreed = mesh.world.all_reduce(torch.tensor([-found, block_bytes]), maximum=True).tolist()
+    return -int(agreed[0]), int(agreed[1])
 
 
 def _steady_context(causal_lm: Any) -> int | None:

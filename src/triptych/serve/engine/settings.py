@@ -32,6 +32,7 @@ class EngineSettings:
         num_blocks: blocks of keys and values; None: as many as all running sequences could fill,
             or 80 % of a device's memory that is free once the weights are loaded (40 % of a
             machine's).
+        cache_bytes: of a rank's memory for keys and values, where that is known; None: measured.
         growth_tokens: room left for each running sequence when another one starts.
         prefix_reuse: whether equal prefixes share blocks.
         kernels: whether compiled kernels are used where they fit; else everything runs in torch.
@@ -44,6 +45,7 @@ class EngineSettings:
     block_size: int = 16
     context: int | None = None
     num_blocks: int | None = None
+    cache_bytes: int | None = None
     growth_tokens: int = 32
     prefix_reuse: bool = True
     kernels: bool = True
@@ -76,9 +78,9 @@ class EngineSettings:
         if self.num_blocks is not None:
             return self.num_blocks
         useful = self.max_running * -(-context // self.block_size)
-        free = free_bytes(device)
+        free = free_bytes(device) if self.cache_bytes is None else self.cache_bytes
         share = GPU_SHARE if device.type == "cuda" else CPU_SHARE / ranks_here
-        fits = int(share * free) // block_bytes
+        fits = int(free if self.cache_bytes is not None else share * free) // block_bytes
         if fits < 1:
             what = f"{free} bytes are free, a block of keys and values takes {block_bytes}"
             works = "a smaller model, fewer ranks on this machine, or num_blocks as given"

@@ -50,6 +50,7 @@ class Done(NamedTuple):
     step_id: int
     choices: Sequence[Choice]
     prompt: Sequence[PromptChoice] = ()
+    seconds: float = 0.0  # from its start on rank 0 until its tokens were there
 
 
 class Route(NamedTuple):

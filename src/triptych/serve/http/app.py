@@ -1,4 +1,4 @@
-"""The application: OpenAI's paths, health and metrics, over an engine that is already there."""
+"""The application: OpenAI's paths, health and metrics, over groups that are already there."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from triptych.errors import nearest
+from triptych.serve.core.limits import Limits
+from triptych.serve.engine.source import ModelSource
 from triptych.serve.http.bodies import ChatBody, CompletionBody, Generation
-from triptych.serve.http.client import EngineClient
+from triptych.serve.http.client import GroupLost
 from triptych.serve.http.errors import ApiError, answer_errors, json_response
 from triptych.serve.http.exposure import Exposure
+from triptych.serve.http.fleet import Fleet
 from triptych.serve.http.guard import Guard
 from triptych.serve.http.metrics import Metrics, Stopwatch
 from triptych.serve.http.replies import ChatReply, CompletionReply, Reply
@@ -31,39 +35,75 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     429: {"description": "Too many requests; Retry-After says when to come back."},
     503: {"description": "The server ends, or its engine is lost."},
 }
+_MOST_NAMES = 10  # in a message
 _GONE = 499  # nobody reads it: the client has left
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model as clients see it."""
+
+    prompter: Prompter
+    table: TokenTable
+    created: int
+
+    @classmethod
+    def of(cls, source: ModelSource) -> Offer:
+        """The offer of a folder; reads its tokenizer."""
+        prompter = Prompter(source)
+        return cls(prompter, TokenTable(prompter.tokenizer), int(time.time()))
 
 
 @dataclass(slots=True)
 class Service:
-    """What the paths share."""
+    """What the paths share. `offers` may change: requests go by what is there when they come."""
 
-    client: EngineClient
-    prompter: Prompter
+    fleet: Fleet
+    offers: dict[str, Offer]
     exposure: Exposure
     metrics: Metrics
-    table: TokenTable = field(init=False)
-    created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
 
-    def __post_init__(self) -> None:
-        self.table = TokenTable(self.prompter.tokenizer)
+    def model(self, name: str | None) -> str:
+        """The model that is meant; of one alone there is no need to say.
 
-    def require_model(self, name: str | None) -> None:
-        """Raises ApiError for a model that is not here; none named is this one."""
-        if name is not None and name != self.exposure.name:
-            message = f"there is no model {name[:80]!r} here; there is {self.exposure.name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+        Raises ApiError for a model that is not here, with the names that are near.
+        """
+        if name in self.offers:
+            return str(name)
+        if name is None and len(self.offers) == 1:
+            return next(iter(self.offers))
+        known = nearest(name or "", self.offers) or sorted(self.offers)
+        there = " | ".join(repr(each) for each in known[:_MOST_NAMES])
+        what = "no model is named" if name is None else f"there is no model {name[:80]!r} here"
+        status = 400 if name is None else 404
+        message = f"{what}; there is {there}"
+        raise ApiError(status, message, param="model", code="model_not_found")
 
-    def model_document(self) -> dict[str, Any]:
-        """The model as `/v1/models` lists it; `max_model_len` is the limit that is enforced."""
-        return {
-            "id": self.exposure.name,
+    def limits(self, name: str) -> Limits:
+        """Of a model. Raises what keeps all its groups from serving."""
+        found = self.fleet.limits(name)
+        if found is None:
+            raise self.fleet.failure or GroupLost(f"no group that holds {name!r} serves just now")
+        return found
+
+    def document(self, name: str) -> dict[str, Any]:
+        """A model as `/v1/models` lists it; `max_model_len` is the limit that is enforced."""
+        limits, claim = self.fleet.limits(name), self.fleet.hosting.models[name].terms.claim
+        found = {
+            "id": name,
             "object": "model",
-            "created": self.created,
+            "created": self.offers[name].created,
             "owned_by": "triptych",
-            "max_model_len": self.client.limits.context,
+            "max_model_len": limits.context if limits else None,
         }
+        if len(self.offers) > 1:
+            found |= {
+                "max_running": limits.max_running if limits else None,
+                "weight": claim.weight,
+                "guarantee": claim.guarantee,
+            }
+        return found
 
 
 def make_app(service: Service) -> FastAPI:
@@ -71,7 +111,7 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="Triptych",
         version="1",  # of OpenAI's interface
-        summary=f"OpenAI-compatible server of {service.exposure.name}",
+        summary=f"OpenAI-compatible server of {', '.join(service.offers)}",
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
@@ -88,25 +128,28 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", responses=_ERRORS)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue texts."""
-        service.require_model(body.model)
-        watch, most = Stopwatch(service.metrics), service.client.limits.max_running
-        wanted = await asyncio.to_thread(service.prompter.completion, body, most)
-        reply = CompletionReply(service.exposure.name, service.table, body.logprobs)
-        return await _answer(service, body, wanted, reply, watch, request)
+        name = service.model(body.model)
+        watch, most = Stopwatch(service.metrics, name), service.limits(name).max_running
+        offer = service.offers[name]
+        wanted = await asyncio.to_thread(offer.prompter.completion, body, most)
+        reply = CompletionReply(name, offer.table, body.logprobs)
+        return await _answer(service, name, offer, body, wanted, reply, watch, request)
 
     @app.post("/v1/chat/completions", responses=_ERRORS)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer in a dialogue."""
-        service.require_model(body.model)
-        watch = Stopwatch(service.metrics)
-        wanted = await asyncio.to_thread(service.prompter.chat, body)
+        name = service.model(body.model)
+        watch, offer = Stopwatch(service.metrics, name), service.offers[name]
+        wanted = await asyncio.to_thread(offer.prompter.chat, body)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        reply = ChatReply(service.exposure.name, service.table, top)
-        return await _answer(service, body, wanted, reply, watch, request)
+        reply = ChatReply(name, offer.table, top)
+        return await _answer(service, name, offer, body, wanted, reply, watch, request)
 
 
 async def _answer(
     service: Service,
+    name: str,
+    offer: Offer,
     body: Generation,
     wanted: Wanted,
     reply: Reply,
@@ -114,10 +157,10 @@ async def _answer(
     request: Request,
 ) -> Response:
     """Asks the engine; what it refuses is told before a stream begins."""
-    conversation = service.client.ask(wanted.asks)
+    conversation = service.fleet.ask(name, wanted.asks)
     await conversation.admitted()
-    service.metrics.prompt_tokens.inc(wanted.num_prompt_tokens)
-    session = Session(conversation, wanted, service.prompter.tokenizer, reply, watch)
+    service.metrics.prompt_tokens.labels(name).inc(wanted.num_prompt_tokens)
+    session = Session(conversation, wanted, offer.prompter.tokenizer, reply, watch)
     if body.stream:
         return EventStream(session, session.events(body.includes_usage))
     async with _watched(request) as gone:
@@ -148,26 +191,31 @@ async def _watched(request: Request) -> AsyncIterator[asyncio.Task[None]]:
 def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", responses={401: _ERRORS[401]})
     async def models() -> Response:
-        """The model that is served."""
-        return json_response({"object": "list", "data": [service.model_document()]})
+        """The models that are served."""
+        found = [service.document(name) for name in service.offers]
+        return json_response({"object": "list", "data": found})
 
     @app.get("/v1/models/{name:path}", responses={401: _ERRORS[401], 404: _ERRORS[404]})
     async def model(name: str) -> Response:
         """One model."""
-        service.require_model(name)
-        return json_response(service.model_document())
+        return json_response(service.document(service.model(name)))
 
 
 def _add_watching(app: FastAPI, service: Service) -> None:
     @app.get("/health", responses={503: _ERRORS[503]})
     async def health() -> Response:
-        """Whether requests are served."""
-        failure = service.client.failure
-        if failure is not None:
-            return json_response({"status": "failed", "cause": str(failure)}, 503)
+        """Whether requests are served, and by which groups if there are several models."""
+        fleet = service.fleet
+        groups = {"groups": fleet.states()} if fleet.hosting.restarts else {}
+        if fleet.failure is not None:
+            return json_response({"status": "failed", "cause": str(fleet.failure)}, 503)
         if service.is_draining:
-            return json_response({"status": "draining"}, 503)
-        return json_response({"status": "ok"})
+            return json_response({"status": "draining", **groups}, 503)
+        served = [name for name in service.offers if fleet.limits(name) is not None]
+        if not served:
+            return json_response({"status": "starting", **groups}, 503)
+        is_whole = all(group["status"] == "serving" for group in fleet.states())
+        return json_response({"status": "ok" if is_whole else "degraded", **groups})
 
     @app.get("/metrics")
     async def metrics() -> Response:

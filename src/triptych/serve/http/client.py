@@ -1,4 +1,4 @@
-"""The engine as the API process sees it: asks go out, outputs come to those who asked.
+"""A group as the API process sees it: asks go out, outputs come to those who asked.
 
 A thread reads the pipe, so that neither side ever waits for the other to read; all else runs in the
 event loop.
@@ -10,18 +10,16 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from typing import Protocol
 
 from triptych.errors import RunError, TriptychError
 from triptych.serve.core.limits import Limits
-from triptych.serve.core.request import Admission, Reason, Refusal, State
+from triptych.serve.core.request import Reason, Refusal, State
 from triptych.serve.core.scheduler import Load
 from triptych.serve.engine.values import Ask, Output
-from triptych.serve.http.messages import Abort, Admitted, Close, Ended, News, Stop
-
-Event = Admitted | Sequence[Output] | TriptychError
+from triptych.serve.http.messages import Abort, Admitted, Close, Ended, Gone, News, Opened, Stop, To
 
 
 class Refused(Exception):
@@ -32,13 +30,40 @@ class Refused(Exception):
         self.refusal = refusal
 
 
-class EngineClient:
-    """Many conversations with one engine; used within one event loop.
+class GroupLost(RunError):
+    """A group has gone that will come again."""
+
+
+Event = Admitted | Sequence[Output] | TriptychError | Refused
+
+
+class Listener(Protocol):
+    """Who is told what becomes of a group."""
+
+    def told(self, group: GroupClient, message: News | Opened | Gone) -> None:
+        """Something has happened; conversations have heard of it."""
+
+    def lost(self, group: GroupClient, error: TriptychError) -> None:
+        """The group has ended by itself; once. Conversations have not heard of it."""
+
+
+class Trip(Protocol):
+    """Who follows the requests of a conversation, wherever they are."""
+
+    def heard(self, num_tokens: int) -> None:
+        """So many tokens have come."""
+
+    def ended(self, is_whole: bool) -> None:
+        """Nothing more comes, once; whether all answers are whole."""
+
+
+class GroupClient:
+    """Many conversations with the engines of one group; used within one event loop.
 
     Args:
-        pipe: to an engine that has said `Opened`.
+        pipe: to a group that has said `Opened` of all its models.
         limits: what it said.
-        when_lost: called once if the engine ends by itself.
+        listener: who is told more.
         why_closed: what is to be said of a pipe that ends without a word.
 
     """
@@ -46,19 +71,18 @@ class EngineClient:
     def __init__(
         self,
         pipe: Connection,
-        limits: Limits,
-        when_lost: Callable[[], None],
+        limits: Mapping[str, Limits],
+        listener: Listener,
         why_closed: Callable[[], TriptychError] = lambda: RunError("the engine has ended"),
     ) -> None:
-        self.limits = limits
-        self.load = Load(0, 0, 0, limits.num_blocks, 0, 0)
+        self.limits = dict(limits)
+        self.loads = {name: Load(0, 0, 0, each.num_blocks, 0, 0) for name, each in limits.items()}
         self.failure: TriptychError | None = None
         self._pipe = pipe
-        self._when_lost, self._why_closed = when_lost, why_closed
-        self._ids = itertools.count(1)
+        self._listener, self._why_closed = listener, why_closed
         self._owners: dict[int, Conversation] = {}
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._read, name="engine pipe", daemon=True)
+        self._thread = threading.Thread(target=self._read, name="group pipe", daemon=True)
         self._thread.start()
 
     @property
@@ -66,24 +90,28 @@ class EngineClient:
         """Requests that somebody waits for."""
         return len(self._owners)
 
-    def ask(self, asks: Sequence[Ask]) -> Conversation:
-        """Sends requests, which get numbers of their own. Raises what ended the engine."""
+    @property
+    def conversations(self) -> set[Conversation]:
+        """Those that are under way."""
+        return set(self._owners.values())
+
+    def ask(self, conversation: Conversation) -> None:
+        """Sends the asks of a conversation; raises what ended the group."""
         if self.failure is not None:
             raise self.failure
-        conversation = Conversation(self, [replace(ask, id=next(self._ids)) for ask in asks])
+        conversation.client = self
         for ask in conversation.asks:
             self._owners[ask.id] = conversation
-            self.send(ask)
-        return conversation
+            self.send(To(conversation.model, ask))
 
     def close(self) -> None:
-        """Lets the engine end, which is no failure."""
+        """Lets the group end, which is no failure."""
         self.failure = self.failure or RunError("the server has ended")
         self.send(Close())
         self._thread.join()
 
-    def send(self, command: Ask | Abort | Stop | Close) -> None:
-        """Sends a command; an engine that is gone is told by the thread that reads."""
+    def send(self, command: object) -> None:
+        """Sends a command; a group that is gone is told by the thread that reads."""
         with contextlib.suppress(OSError):
             self._pipe.send(command)
 
@@ -94,10 +122,10 @@ class EngineClient:
     def fail(self, error: TriptychError) -> None:
         """Tells everybody who waits that nothing more will come."""
         self.failure = self.failure or error
-        for conversation in set(self._owners.values()):
+        for conversation in self.conversations:
             conversation.hear(error)
 
-    # ---- what the engine says -----------------------------------------------------------------
+    # ---- what the group says ------------------------------------------------------------------
 
     def _read(self) -> None:
         """In a thread of its own."""
@@ -113,12 +141,20 @@ class EngineClient:
 
     def _take(self, message: object) -> None:
         match message:
-            case News(outputs, load):
-                self.load = load
+            case News(outputs, loads):
+                self.loads |= loads
                 for request_id, group in itertools.groupby(outputs, lambda o: o.request_id):
                     self._hand(request_id, list(group))
+                self._listener.told(self, message)
             case Admitted(request_id):
                 self._hand(request_id, message)
+            case Opened(model, limits):
+                self.limits[model] = limits
+                self._listener.told(self, message)
+            case Gone(model):
+                self.limits.pop(model, None)
+                self.loads.pop(model, None)
+                self._listener.told(self, message)
             case Ended(error):
                 self._lost(error)
 
@@ -129,22 +165,27 @@ class EngineClient:
 
     def _lost(self, error: TriptychError) -> None:
         if self.failure is None:
-            self.fail(error)
-            self._when_lost()
+            self.failure = error
+            self._listener.lost(self, error)
 
 
 class Conversation:
     """The requests of one client, from asking until all answers have ended or the client leaves."""
 
-    def __init__(self, client: EngineClient, asks: Sequence[Ask]) -> None:
-        self.asks = asks
-        self._client = client
+    client: GroupClient
+
+    def __init__(self, model: str, asks: Sequence[Ask], trip: Trip) -> None:
+        self.model, self.asks, self.trip = model, asks, trip
+        self.has_begun = False  # something of an answer has come
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._living = {ask.id: set(range(ask.n)) for ask in asks}
         self._early: list[Output] = []  # that came before all were admitted
 
     def hear(self, event: Event) -> None:
-        """Takes in what the engine says."""
+        """Takes in what the group says."""
+        if not isinstance(event, Admitted | TriptychError | Refused):
+            self.has_begun = True
+            self.trip.heard(sum(output.token is not None for output in event))
         self._events.put_nowait(event)
 
     async def admitted(self) -> None:
@@ -152,17 +193,18 @@ class Conversation:
 
         Raises:
             Refused: with why one was not admitted.
-            TriptychError: for values that cannot work, or if the engine is lost.
+            TriptychError: for values that cannot work, or if the group is lost.
 
         """
-        awaited = {ask.id: ask for ask in self.asks}
+        awaited = {ask.id for ask in self.asks}
         try:
             while awaited:
                 event = await self._events.get()
-                if isinstance(event, TriptychError):
+                if isinstance(event, TriptychError | Refused):
                     raise event
                 if isinstance(event, Admitted):
-                    self._enter(awaited.pop(event.request_id), event.result)
+                    self._enter(event)
+                    awaited.discard(event.request_id)
                 else:
                     self._early += event
         except BaseException:
@@ -170,14 +212,16 @@ class Conversation:
             raise
 
     async def outputs(self) -> AsyncIterator[Sequence[Output]]:
-        """What comes, until all answers have ended; raises TriptychError if the engine is lost."""
+        """What comes, until all answers have ended; raises TriptychError if the group is lost."""
         while self._early or self._living:
             event: Event = self._early or await self._events.get()
             self._early = []
-            if isinstance(event, TriptychError):
+            if isinstance(event, TriptychError | Refused):
                 self.close()
                 raise event
-            assert not isinstance(event, Admitted)
+            if isinstance(event, Admitted):  # again, elsewhere
+                self._enter(event)
+                continue
             for output in event:
                 if output.finish is not None:
                     self._end(output.request_id, output.continuation)
@@ -186,28 +230,35 @@ class Conversation:
     def stop(self, request_id: int, continuation: int) -> None:
         """Ends one answer, whose text is complete."""
         if continuation in self._living.get(request_id, ()):
-            self._client.send(Stop(request_id, continuation))
+            self.client.send(To(self.model, Stop(request_id, continuation)))
             self._end(request_id, continuation)
 
     def close(self) -> bool:
         """Ends all that lives: nobody listens any more. Returns whether something lived."""
         lived = bool(self._living)
         for request_id in list(self._living):
-            self._client.forget(request_id)
-            self._client.send(Abort(request_id))
+            self.client.forget(request_id)
+            self.client.send(To(self.model, Abort(request_id)))
         self._living.clear()
+        if lived:
+            self.trip.ended(False)
         return lived
 
-    def _enter(self, ask: Ask, result: Admission | TriptychError) -> None:
+    def _enter(self, admitted: Admitted) -> None:
+        """Takes in an admission; raises what it is if it is none."""
+        result = admitted.result
         if isinstance(result, TriptychError):
             raise result
         if result.refusal is not None:
             raise Refused(result.refusal)
         if result.state is State.FINISHED:
+            (ask,) = (ask for ask in self.asks if ask.id == admitted.request_id)
             self._early += [Output(ask.id, i, None, Reason.LENGTH) for i in range(ask.n)]
 
     def _end(self, request_id: int, continuation: int) -> None:
         living = self._living.get(request_id, set())
         living.discard(continuation)
         if not living and self._living.pop(request_id, None) is not None:
-            self._client.forget(request_id)
+            self.client.forget(request_id)
+            if not self._living:
+                self.trip.ended(True)

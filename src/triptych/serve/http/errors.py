@@ -15,10 +15,12 @@ from starlette.exceptions import HTTPException
 from triptych.errors import InputError, TriptychError, nearest
 from triptych.serve.core.request import Refusal
 from triptych.serve.http.bodies import ChatBody, CompletionBody
-from triptych.serve.http.client import Refused
+from triptych.serve.http.client import GroupLost, Refused
 
 _SHOWN = 80
 """Characters of a wrong value that a message repeats."""
+_BACK_S = 5.0
+"""After which a group that was lost is usually there again."""
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -85,6 +87,8 @@ def of_failure(error: BaseException) -> ApiError:
         return of_refusal(error.refusal)
     if isinstance(error, InputError):
         return ApiError(400, "; ".join(_line(problem) for problem in error.problems))
+    if isinstance(error, GroupLost):
+        return ApiError(503, str(error), code="group_lost", retry_after_s=_BACK_S)
     if isinstance(error, TriptychError):
         return ApiError(503, f"the server has ended: {error}", code="engine_lost")
     return ApiError(500, "an error of the server; its log has the cause")

@@ -11,14 +11,12 @@ class Exposure:
     """What clients may do.
 
     Args:
-        name: of the model.
         keys: API keys; none: everybody may ask.
         max_body_bytes: of a request.
         max_requests: served at once, waiting ones included.
 
     """
 
-    name: str
     keys: Sequence[str] = ()
     max_body_bytes: int = 4 << 20
     max_requests: int = 1024

@@ -1,58 +1,71 @@
-"""The engine process as its parent sees it. Imports little: both sides load side by side."""
+"""The process of a group as its parent sees it. Imports little: both sides load side by side."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from triptych.errors import RunError, TriptychError
-from triptych.plan.plan import Plan
 from triptych.serve.core.limits import Limits
-from triptych.serve.core.order import Policy
-from triptych.serve.http.messages import Ended, Open, Opened
+from triptych.serve.http.messages import Ended, Opened, Start
 
-if TYPE_CHECKING:
-    from triptych.serve.engine.settings import EngineSettings
-
-_MODULE = "triptych.serve.http.engine_process"
+_MODULE = "triptych.serve.http.group_process"
 _GOODBYE_S = 10.0
-"""Seconds that an engine may take to end."""
+"""Seconds that a group may take to end."""
 
 
-class EngineProcess:
-    """A process that becomes an engine; none is left behind.
+class GroupProcess:
+    """A process that becomes the engines of a group; none is left behind.
 
     It has a session of its own: signals of a terminal are for the API process, which drains first.
+
+    Args:
+        cores: of this machine that it runs on; none: all.
+        devices: numbers of the GPUs that it sees; None: all.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cores: Sequence[int] = (), devices: Sequence[int] | None = None) -> None:
         self.pipe, its = multiprocessing.Pipe()
         command = [sys.executable, "-m", _MODULE, str(its.fileno())]
+        seen = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
         self._process = subprocess.Popen(
-            command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **seen},
         )
+        if cores and hasattr(os, "sched_setaffinity"):  # before it imports what counts cores
+            os.sched_setaffinity(self._process.pid, cores)
         its.close()
 
-    def open(
-        self, folder: Path, plan: Plan | None, settings: EngineSettings, policy: Policy
-    ) -> None:
-        """Lets it load a model; returns at once."""
-        self.pipe.send(Open(folder, plan, settings, policy))
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
 
-    def opened(self) -> Limits:
-        """Waits until it is ready. Raises TriptychError with what kept it from that."""
-        try:
-            message = self.pipe.recv()
-        except (EOFError, OSError):
-            raise self.death() from None
-        if isinstance(message, Ended):
-            raise message.error
-        assert isinstance(message, Opened)
-        return message.limits
+    def open(self, start: Start) -> None:
+        """Lets it load its models; returns at once."""
+        self.pipe.send(start)
+
+    def opened(self, num_models: int) -> dict[str, Limits]:
+        """Waits until all are ready. Raises TriptychError with what kept them from that."""
+        found: dict[str, Limits] = {}
+        while len(found) < num_models:
+            try:
+                message = self.pipe.recv()
+            except (EOFError, OSError):
+                raise self.death() from None
+            if isinstance(message, Ended):
+                raise message.error
+            assert isinstance(message, Opened)
+            found[message.model] = message.limits
+        return found
 
     def death(self) -> TriptychError:
         """What is to be said if it ended without a word."""
@@ -62,7 +75,19 @@ class EngineProcess:
             code = "none yet"
         return RunError(f"the engine process ended with exit code {code}")
 
-    def __enter__(self) -> EngineProcess:
+    def end(self, *, is_waited_for: bool = True) -> None:
+        """Ends it: it may take its time to, or not."""
+        try:
+            if is_waited_for:
+                self._process.wait(_GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self.pipe.close()
+
+    def __enter__(self) -> GroupProcess:
         return self
 
     def __exit__(
@@ -71,12 +96,4 @@ class EngineProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            if error is None:
-                self._process.wait(_GOODBYE_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self.pipe.close()
+        self.end(is_waited_for=error is None)

@@ -1,26 +1,28 @@
-"""What the API process and the engine process say to each other, over one pipe.
+"""What the API process and the process of a group say to each other, over one pipe.
 
-    API to engine: `Open` first; an `Ask`, an `Abort`, a `Stop`; `Close` at the end
-    engine to API: `Opened` once, then `Admitted` and `News` as they come, `Ended` at the end
+    API to group: `Start` first; an `Ask`, an `Abort`, a `Stop`, each `To` a model; `Bring` and
+                  `Drop` of models; `Close` at the end
+    group to API: `Opened` of each model, once all are there; then `Admitted` and `News` as they
+                  come, `Opened` and `Gone` of models that come and go, `Ended` at the end
 
-An engine whose pipe ends without `Close` ends too: the API process is gone.
+A group whose pipe ends without `Close` ends too: the API process is gone. Numbers of requests are
+unique over all models of a group.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from triptych.errors import TriptychError
-from triptych.plan.plan import Plan
 from triptych.serve.core.limits import Limits
-from triptych.serve.core.order import Policy
 from triptych.serve.core.request import Admission
 from triptych.serve.core.scheduler import Load
-from triptych.serve.engine.values import Output
+from triptych.serve.core.step import Took
+from triptych.serve.engine.values import Ask, Output
 
 if TYPE_CHECKING:
-    from triptych.serve.engine.settings import EngineSettings
+    from triptych.serve.engine.hosts import Hosted
 
 
 class Abort(NamedTuple):
@@ -36,13 +38,33 @@ class Stop(NamedTuple):
     continuation: int
 
 
-class Open(NamedTuple):
-    """What the engine runs."""
+class To(NamedTuple):
+    """A command for the engine of a model."""
 
-    folder: Path
-    plan: Plan | None
-    settings: EngineSettings
-    policy: Policy
+    model: str
+    command: Ask | Abort | Stop
+
+
+class Start(NamedTuple):
+    """What the group runs: models on so many ranks, and their bytes for keys and values."""
+
+    world: int
+    models: Sequence[Hosted]
+    cache_bytes: int | None = None
+
+
+class Bring(NamedTuple):
+    """A model more; `cache_bytes` is what all will share."""
+
+    hosted: Hosted
+    cache_bytes: int | None = None
+
+
+class Drop(NamedTuple):
+    """A model less; nobody waits for it."""
+
+    model: str
+    cache_bytes: int | None = None
 
 
 class Close(NamedTuple):
@@ -50,9 +72,17 @@ class Close(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The engine is ready."""
+    """A model is ready."""
 
+    model: str
     limits: Limits
+
+
+class Gone(NamedTuple):
+    """A model is not there, or not any more; `error` says why if that was not wanted."""
+
+    model: str
+    error: TriptychError | None = None
 
 
 class Admitted(NamedTuple):
@@ -63,13 +93,14 @@ class Admitted(NamedTuple):
 
 
 class News(NamedTuple):
-    """What has happened since: outputs in their order, and how busy the engine is now."""
+    """What has happened since: outputs in their order; by model, how busy it is and its steps."""
 
     outputs: list[Output]
-    load: Load
+    loads: Mapping[str, Load]
+    took: Mapping[str, Sequence[Took]]
 
 
 class Ended(NamedTuple):
-    """The engine has ended, and why."""
+    """The group has ended, and why."""
 
     error: TriptychError

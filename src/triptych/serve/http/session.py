@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from triptych.errors import TriptychError
 from triptych.serve.engine.values import Output, PromptLogprob
 from triptych.serve.http.answer import Answer, Piece
-from triptych.serve.http.client import Conversation
+from triptych.serve.http.client import Conversation, Refused
 from triptych.serve.http.errors import of_failure
 from triptych.serve.http.metrics import Stopwatch
 from triptych.serve.http.replies import Choice, Reply
@@ -69,7 +69,7 @@ class Session:
                     yield _event(frame([chunk], None), includes_usage)
             if includes_usage:
                 yield _event(frame([], self.usage), True)
-        except TriptychError as error:
+        except (TriptychError, Refused) as error:
             yield f"data: {json.dumps(of_failure(error).document)}\n\n"
         finally:
             self.close()

@@ -1,5 +1,7 @@
 """Sends the requests of a trace to an OpenAI-compatible server and writes their lives down.
 
+Those of a trace with several models go to the models of its names.
+
 Open loop: each request is sent at its time, however late the others are. Times count from when a
 request was due, so a slow sender shows in them.
 """
@@ -59,6 +61,7 @@ class Outcome:
     model: str
     records: list[Record]
     faults: list[str] = field(default_factory=list)
+    texts: dict[int, str] = field(default_factory=dict)  # by request, as far as they came
     lag_s: float = 0.0
 
 
@@ -91,7 +94,8 @@ async def replay(
 
     """
     async with target.connect() as client:
-        outcome = Outcome(target.model or await _first_model(client), [])
+        names = [name for name in trace.models if name]
+        outcome = Outcome(" ".join(names) or target.model or await _first_model(client), [])
         start_s = time.monotonic() + _GRACE_S
         sender = _Sender(client, outcome, extra, start_s)
         async with asyncio.TaskGroup() as tasks:
@@ -104,7 +108,8 @@ async def replay(
                     int(trace.output_tokens[number]),
                 )
                 outcome.records.append(record)
-                tasks.create_task(sender.send(record, prompt, on_end))
+                model = trace.models[trace.model[number]] or outcome.model
+                tasks.create_task(sender.send(record, model, prompt, on_end))
     if not any(record.state is State.FINISHED for record in outcome.records):
         raise RunError(f"no request got an answer; the first: {outcome.faults[0]}")
     return outcome
@@ -132,25 +137,29 @@ class _Sender:
         return time.monotonic() - self._start_s
 
     async def send(
-        self, record: Record, prompt: list[int], on_end: Callable[[Record], None]
+        self, record: Record, model: str, prompt: list[int], on_end: Callable[[Record], None]
     ) -> None:
         """The life of one request."""
         await asyncio.sleep(max(0.0, record.arrival_s - self._now_s()))
         self._outcome.lag_s = max(self._outcome.lag_s, self._now_s() - record.arrival_s)
-        body = {
-            "model": self._outcome.model,
+        body: dict[str, Any] = {
+            "model": model,
             "prompt": prompt,
             "max_tokens": record.output_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
             **self._extra,
         }
+        if not body["stream"]:
+            del body["stream_options"]
         try:
             async with self._client.stream("POST", "/completions", json=body) as response:
                 if response.status_code != 200:
                     await self._refused(record, response)
-                else:
+                elif body["stream"]:
                     await self._listen(record, response)
+                else:
+                    await self._read(record, response)
         except (httpx2.HTTPError, ValueError) as error:
             self._fault(record, str(error) or type(error).__name__)
         on_end(record)
@@ -161,15 +170,26 @@ class _Sender:
         if response.status_code in _REFUSALS:
             record.state = State.REFUSED
 
+    async def _read(self, record: Record, response: httpx2.Response) -> None:
+        """Takes in a whole answer, whose first token came with its last."""
+        found = json.loads(await response.aread())
+        record.first_token_s = record.finish_s = self._now_s()
+        record.num_tokens = found["usage"]["completion_tokens"]
+        record.state = State.FINISHED
+        self._outcome.texts[record.request_id] = found["choices"][0]["text"]
+
     async def _listen(self, record: Record, response: httpx2.Response) -> None:
         """Takes in a stream. The server counts tokens; if it does not, chunks are counted."""
         num_chunks, usage = 0, None
+        texts = self._outcome.texts
         async for event in _events(response):
             if "error" in event:
                 self._fault(record, json.dumps(event["error"])[:300])
                 return
             usage = event.get("usage") or usage
             if event.get("choices"):
+                said = texts.get(record.request_id, "")
+                texts[record.request_id] = said + (event["choices"][0].get("text") or "")
                 record.finish_s = self._now_s()
                 if num_chunks == 0:
                     record.first_token_s = record.finish_s

@@ -1,0 +1,65 @@
+"""`triptych serve fleet.toml`: several models on the groups of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triptych.cli.answer import say
+from triptych.errors import InputError, Problem
+from triptych.fleet.llm_file import LlmFile, is_of_llms, read_llm_fleet
+
+if TYPE_CHECKING:
+    from triptych.serve.core.limits import Limits
+    from triptych.serve.http.hosting import Hosting
+
+
+def serve_fleet(
+    path: Path, place: Mapping[str, Any], exposure: Mapping[str, Any], replace_every: float | None
+) -> str:
+    """Serves until a signal asks for the end; its name."""
+    file = _read(path)
+    say("loading torch ...")
+    from triptych.serve.http.link import GroupProcess
+
+    with ExitStack() as stack:  # they load torch while this process does
+        processes = [stack.enter_context(GroupProcess(group.cores)) for group in file.groups]
+        from triptych.serve.http.exposure import Exposure
+        from triptych.serve.http.hosting import of_file, sources_of
+        from triptych.serve.http.server import ServerSettings, Watcher, serve
+
+        def reread() -> Hosting:
+            changed = _read(path)
+            return of_file(changed, sources_of(changed))
+
+        def ready(url: str, limits: Mapping[str, Limits]) -> None:
+            say(f"serving {' '.join(limits)} at {url}, {len(file.groups)} groups")
+
+        settings = ServerSettings(
+            **place, exposure=Exposure(**exposure), replace_every_s=replace_every
+        )
+        hosting = of_file(file, sources_of(file))
+        return serve(hosting, processes, settings, Watcher(ready, say, reread))
+
+
+def _read(path: Path) -> LlmFile:
+    """A file whose models all have a group. Raises InputError for others."""
+    if not is_of_llms(path):
+        works = 'models with a `folder`; "triptych simulate" takes those with `stage_s`'
+        raise InputError(Problem(f"{path} has no LLMs", "served models have folders", works))
+    file = read_llm_fleet(path)
+    if not file.groups:
+        works = f"triptych place {path} --out placed.toml, or [[groups]] by hand"
+        raise InputError(Problem(f"{path} has no [[groups]]", "a fleet that is placed", works))
+    held = {name for group in file.groups for name in group.models}
+    homeless = [name for name in file.names if name not in held]
+    if homeless:
+        what = f"no group of {path} holds {', '.join(homeless)}"
+        raise InputError(Problem(what, "each model is on a group", "add it to one, or remove it"))
+    empty = [str(index) for index, group in enumerate(file.groups) if not group.models]
+    if empty:
+        what = f"groups without models in {path}: {', '.join(empty)}"
+        raise InputError(Problem(what, "a group holds a model", "remove them"))
+    return file
