@@ -1,12 +1,13 @@
 """A placement of LLMs: which models on which groups, chosen by simulation.
 
 `planned` chooses shapes too, on a priced cluster, as `triptych place` does. `replanned` keeps the
-groups that a server has and moves models between them: replicas are added, moved and dropped one at
-a time while that answers more of the recent requests in time.
+groups that a server has: replicas are added, moved, exchanged and dropped one at a time while that
+answers more of the recent requests in time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -52,7 +53,7 @@ def replanned(
     attainment: Callable[[Models], float],
     fits: Callable[[int, Sequence[int]], bool],
 ) -> Models:
-    """Better models for the same groups, or those that were given.
+    """Better models for the same groups, or those that were given: the best change, time and again.
 
     Args:
         models: of each group now.
@@ -70,24 +71,31 @@ def replanned(
 
 
 def _changes(models: Models, fits: Callable[[int, Sequence[int]], bool]) -> Iterator[Models]:
-    """A replica more, moved or less; no model loses its last one."""
-    everything = sorted({model for group in models for model in group})
+    """A replica more (in place of another if there is no room), moved or less.
+
+    No model loses its last replica.
+    """
+    count = Counter(model for held in models for model in held)
     for index, held in enumerate(models):
-        for model in everything:
-            if model in held:
-                rest = tuple(m for m in held if m != model)
-                if sum(model in group for group in models) > 1:
-                    yield _put(models, index, rest)
-                continue
-            more = (*held, model)
-            if fits(index, more):
-                yield _put(models, index, more)
+        for model in held:
+            if count[model] > 1:
+                yield _put(models, index, _less(held, model))
+        for model in sorted(set(count) - set(held)):
+            if fits(index, (*held, model)):
+                yield _put(models, index, (*held, model))
+            for gone in held:
+                if count[gone] > 1 and fits(index, (*_less(held, gone), model)):
+                    yield _put(models, index, (*_less(held, gone), model))
             for other, theirs in enumerate(models):
-                if other != index and model in theirs:
-                    moved = _put(models, other, tuple(m for m in theirs if m != model))
-                    if fits(index, more):
-                        yield _put(moved, index, more)
+                if model in theirs:
+                    moved = _put(models, other, _less(theirs, model))
+                    if fits(index, (*held, model)):
+                        yield _put(moved, index, (*held, model))
                     yield from _exchanged(moved, index, other, model, fits)
+
+
+def _less(held: Sequence[int], gone: int) -> tuple[int, ...]:
+    return tuple(model for model in held if model != gone)
 
 
 def _exchanged(
@@ -99,7 +107,7 @@ def _exchanged(
 ) -> Iterator[Models]:
     """A model comes to `index` and one of those there goes where it was."""
     for gone in moved[index]:
-        here = (*(m for m in moved[index] if m != gone), model)
+        here = (*_less(moved[index], gone), model)
         there = (*moved[other], gone)
         if gone not in moved[other] and fits(index, here) and fits(other, there):
             yield _put(_put(moved, index, here), other, there)

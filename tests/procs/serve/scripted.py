@@ -43,8 +43,8 @@ class ThreadRanks:
         while (work := self._steps.get()) is not None:
             time.sleep(self._step_s)
             try:
-                tokens = self._run(work.step)
-                self._publish(Done(work.step.id, [Choice(token) for token in tokens]))
+                choices = [Choice(token) for token in self._run(work.step)]
+                self._publish(Done(work.step.id, choices, seconds=self._step_s))
             except RunError as error:
                 self._publish(error)
             self.num_steps += 1

@@ -48,6 +48,7 @@ class ScriptedHosts(Hosts):
     """Each model says its first letter."""
 
     broken: ClassVar[set[str]] = set()  # models whose next step fails
+    may_start: ClassVar[threading.Event] = threading.Event()
 
     def __init__(self, step_s: float) -> None:
         super().__init__()
@@ -78,6 +79,7 @@ class ScriptedGroup(GroupThread):
 
     def open(self, start: Start) -> None:  # type: ignore[override]
         def opened() -> Hosts:
+            ScriptedHosts.may_start.wait(60)
             hosts = ScriptedHosts(self._step_s)
             hosts.start(start.models)
             return hosts
@@ -113,6 +115,7 @@ def fleet(hosting: Hosting, step_s: float = STEP_S) -> Iterator[tuple[Server, li
     """A server and its groups, those that start later included."""
     groups: list[ScriptedGroup] = []
     ScriptedHosts.broken = set()
+    ScriptedHosts.may_start.set()
 
     def start(_: HostGroup) -> ScriptedGroup:
         groups.append(ScriptedGroup(step_s))
@@ -205,15 +208,17 @@ def test_a_lost_group_is_started_again_and_what_had_not_begun_goes_elsewhere(
 
 
 def test_while_no_group_serves_a_model_its_users_are_told_and_others_are_served(
-    source: ModelSource, monkeypatch: pytest.MonkeyPatch
+    source: ModelSource,
 ) -> None:
-    monkeypatch.setattr("triptych.serve.http.fleet._PATIENCE_S", (0.3,))
     with fleet(hosting_of(source, [("ant",), ("bee",)])) as (server, groups):
+        ScriptedHosts.may_start.clear()
         groups[0].kill()
         wait_for(lambda: states(server)["status"] == "degraded")
+        assert states(server)["states"] == ["starting", "serving"]
         refused = ask(server, "ant")
         assert refused.status_code == 503 and "no group that holds 'ant'" in refused.text
         assert text(ask(server, "bee")) == "b" * 8
+        ScriptedHosts.may_start.set()
         wait_for(lambda: states(server)["status"] == "ok")
         assert text(ask(server, "ant")) == "a" * 8
 

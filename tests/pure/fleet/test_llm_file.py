@@ -88,7 +88,7 @@ def test_every_fault_at_once(file: Path) -> None:
     file.write_text(wrong + '[[groups]]\nshape = "two"\nmodels = ["chat"]\ncores = [0, -1]\n')
     with pytest.raises(InputError) as error:
         read_llm_fleet(file)
-    parts = ["'cha'", "'wait'", "guarantee = 1.4", "'chatt'", "chat", "'two'", "cores = [0, -1]",
+    parts = ["/cha'", "'wait'", "guarantee = 1.4", "'chatt'", "chat", "'two'", "cores = [0, -1]",
              "'code' twice", "groups of 2 devices"]  # fmt: skip
     assert [part for part in parts if part not in str(error.value)] == []
 

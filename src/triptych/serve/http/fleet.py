@@ -62,6 +62,13 @@ class Group:
     places: dict[str, Place] = field(default_factory=dict)
     coming: dict[str, asyncio.Future[TriptychError | None]] = field(default_factory=dict)
 
+    @property
+    def status(self) -> str:
+        """`serving`, `partly`: a model of it is just loading, or `starting`: none is there."""
+        if self.client is None:
+            return "starting"
+        return "serving" if set(self.spec.models) <= set(self.places) else "partly"
+
 
 @dataclass(slots=True, eq=False)
 class _Trip:
@@ -156,13 +163,13 @@ class Fleet:
         return sum(group.client.num_living for group in self.groups if group.client)
 
     def states(self) -> list[dict[str, Any]]:
-        """Of each group: what it holds, and whether it serves."""
+        """Of each group: what it should hold, and whether it serves all of that, or some."""
         return [
             {
                 "group": group.number,
                 "shape": str(group.spec.shape),
-                "models": sorted(group.places or group.spec.models),
-                "status": "serving" if group.client else "starting",
+                "models": sorted(group.spec.models),
+                "status": group.status,
                 **({"cause": group.cause} if group.cause else {}),
             }
             for group in self.groups
@@ -233,6 +240,7 @@ class Fleet:
         as before.
         """
         async with self._changing:
+            hosting.require_successor(self.hosting)
             kept, new, old = self._matched(hosting)
             made: list[Group] = []
             brought: list[tuple[Group, str]] = []
@@ -253,6 +261,8 @@ class Fleet:
             when_there()
             for group, spec in kept:
                 group.spec = spec
+                for name, place in group.places.items():
+                    place.terms = hosting.models[name].terms if name in spec.models else place.terms
             leaving = [
                 self._dismiss(group, name)
                 for group, spec in kept
@@ -373,9 +383,14 @@ class Fleet:
                 continue
             try:
                 trip.ticket = self._routed(conversation.model, trip.ticket.wanted)
-                self._send(conversation, trip)
-            except (TriptychError, Refused) as why:
+            except Refused as why:
                 conversation.hear(why)
+            except TriptychError:
+                words = f"group {group.number} was lost before the answer: {error}"
+                self.when_ended(conversation.model, False)
+                conversation.hear(GroupLost(words))
+            else:
+                self._send(conversation, trip)
 
     def _open(self, group: Group, limits: dict[str, Limits]) -> None:
         group.client = GroupClient(group.process.pipe, limits, self, group.process.death)

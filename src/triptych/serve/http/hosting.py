@@ -19,6 +19,9 @@ from triptych.serve.engine.source import ModelSource
 from triptych.serve.http.messages import Start
 
 
+_RULE = ("a model that runs keeps all but its objectives", "another name, or a new start")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """A model to be served.
@@ -78,6 +81,21 @@ class Hosting:
             return None
         held = (room(self.models[name].source.folder, shape, 1).weights_bytes for name in names)
         return self.memory_bytes - sum(held)
+
+    def require_successor(self, before: Hosting) -> None:
+        """Raises InputError for what cannot change while a model runs: all but its objectives."""
+        problems = []
+        for name in sorted(set(self.models) & set(before.models)):
+            new, old = self.models[name], before.models[name]
+            for what in ("source", "settings", "plan"):
+                if getattr(new, what) != getattr(old, what):
+                    problems.append(Problem(f"{name}: its {what} changed", *_RULE))
+            if new.terms.claim != old.terms.claim:
+                problems.append(Problem(f"{name}: its weight or guarantee changed", *_RULE))
+        if self.memory_bytes != before.memory_bytes:
+            problems.append(Problem("memory_gib changed", *_RULE))
+        if problems:
+            raise InputError(problems)
 
     def with_models(self, models: Sequence[Sequence[str]]) -> Hosting:
         """The same groups with other models on them."""
