@@ -65,6 +65,11 @@ class Hosts:
         self._loaded: queue.SimpleQueue[tuple[Hosted, Rank | BaseException]] = queue.SimpleQueue()
         self._bell, self._ring = socket.socketpair()
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether what one model gives back another may take."""
+        return self._budget is not None and len(self.engines) > 1
+
     def start(self, models: Sequence[Hosted]) -> None:
         """Starts the other ranks and loads the first models, at least one. Raises TriptychError."""
         sized = [self._sized(hosted) for hosted in models]

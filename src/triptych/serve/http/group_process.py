@@ -124,9 +124,8 @@ class _Driver:
                 return False
             self._obey(command)
         engines = self._hosts.engines
-        if len(engines) > 1:
-            for engine in engines.values():  # what one gave back another may use
-                engine.plan()
+        for engine in engines.values() if self._hosts.shares_memory else ():
+            engine.plan()  # what one gave back another may use
         loads = {name: engine.load for name, engine in engines.items()}
         took = {name: found for name, engine in engines.items() if (found := engine.took())}
         self._pipe.send(News(outputs, loads, took))

@@ -18,7 +18,6 @@ from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.http.messages import Start
 
-
 _RULE = ("a model that runs keeps all but its objectives", "another name, or a new start")
 
 
