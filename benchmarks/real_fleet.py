@@ -1,12 +1,13 @@
 """A real fleet beside its simulation, and what becomes of its users when things go wrong.
 
-python benchmarks/real_fleet.py [--part 1|2] [--requests 3000] [--seconds 200] [--json]
+python benchmarks/real_fleet.py [--part 1|2] [--requests 3000] [--load 0.7] [--json]
 
 Part 1: four small random LLMs on two groups of one core each behind `triptych serve fleet.toml`.
 The prices of steps are those that the server itself has learnt while it warmed up (/metrics), just
-before; what a request costs outside the groups is measured on single ones. Objectives are scaled so
-that the simulator meets 85 % of them. Then the requests (Gamma, CV 4) are sent, and each is held
-against the simulator's: is it in time in both?
+before; what a request costs outside the groups is measured on single ones. Requests (Gamma, CV 4)
+come at the rate that would load the groups by `--load` if each were alone; objectives are scaled so
+that the simulator meets 85 % of them. Each request is held against the simulator's: is it in time
+in both?
 
 Part 2: a group is killed under load, a model is added by the file and SIGHUP, and the load shifts
 to one model while `--replace-every` watches. Every answer that came is compared with that of a
@@ -50,6 +51,7 @@ from triptych.simulate.replica import Record  # noqa: E402
 from triptych.simulate.trace import Trace, make, uniform_lengths  # noqa: E402
 
 NAMES = ("ant", "bee", "cat", "dog")
+NEW = "elk"
 GROUPS = (("ant", "bee", "cat"), ("bee", "cat", "dog"))
 SIZES = {"context": 256, "max_running": 32, "token_budget": 128}
 PROMPTS, ANSWERS = (8, 96), (6, 30)
@@ -62,11 +64,11 @@ IDS = (10, 250)
 def make_models(folder: Path, names: Sequence[str]) -> None:
     """Random Llamas of 6 layers, a different one for each name."""
     config = config_of(
-        hidden_size=384,
-        intermediate_size=1024,
+        hidden_size=256,
+        intermediate_size=704,
         num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         max_position_embeddings=512,
     )
     for seed, name in enumerate(names):
@@ -207,13 +209,27 @@ def scaled(simulate: Any) -> float:
     return float(round(high, 3))
 
 
-def part_one(folder: Path, count: int, seconds: float, say: Any) -> list[dict[str, Any]]:
-    file = folder / "fleet.toml"
-    rate, began_s = count / seconds, time.monotonic()
-    trace, warming = drawn(rate, count, 7), drawn(rate, max(150, count // 10), 5)
+def rate_for(load: float, learnt: dict[tuple[str, int], StepPrice]) -> float:
+    """Requests a second that load the groups so much, each alone."""
+    sample = drawn(1.0, 500, 1)
+    alone_s = [
+        next(p for (name, _), p in learnt.items() if name == NAMES[model]).of(out, out - 1, tokens)
+        for model, tokens, out in zip(
+            sample.model, sample.prompt_tokens, sample.output_tokens, strict=True
+        )
+    ]
+    return float(load * len(GROUPS) / np.mean(alone_s))
+
+
+def part_one(folder: Path, count: int, load: float, say: Any) -> list[dict[str, Any]]:
+    file, began_s = folder / "fleet.toml", time.monotonic()
     file.write_text(fleet_text(NAMES, GROUPS, NO_OBJECTIVE_S))
     with serving(file) as (url, server):
-        say(f"started after {time.monotonic() - began_s:.0f} s; {rate:.1f} requests a second")
+        say(f"started after {time.monotonic() - began_s:.0f} s")
+        send(url, drawn(10.0, 150, 4), 4)
+        rate = rate_for(load, prices(url))
+        warming, trace = drawn(rate, max(150, count // 6), 5), drawn(rate, count, 7)
+        say(f"{rate:.1f} requests a second for {trace.arrival_s[-1]:.0f} s")
         send(url, warming, 5)
         learnt = prices(url)
         overhead_s = measured_overhead_s(url, learnt)
@@ -328,16 +344,16 @@ async def trouble(url: str, server: psutil.Process, file: Path, load: Load, say:
     say("killed group 0")
     await asyncio.sleep(25)
     marks["added"] = time.monotonic()
-    file.write_text(fleet_text((*NAMES, "elk"), (GROUPS[0], (*GROUPS[1], "elk")), load.slo_s))
+    file.write_text(fleet_text((*NAMES, NEW), (GROUPS[0], (*GROUPS[1], NEW)), load.slo_s))
     server.send_signal(signal.SIGHUP)
     async with httpx2.AsyncClient(timeout=60) as client:
-        while "elk" not in (await client.get(url + "/models")).text:
+        while NEW not in (await client.get(url + "/models")).text:
             await asyncio.sleep(0.1)
-    say(f"elk is there after {time.monotonic() - marks['added']:.1f} s")
-    load.shares = dict.fromkeys((*NAMES, "elk"), 0.2)
+    say(f"{NEW} is there after {time.monotonic() - marks['added']:.1f} s")
+    load.shares = dict.fromkeys((*NAMES, NEW), 0.2)
     await asyncio.sleep(15)
     marks["shifted"] = time.monotonic()
-    load.shares = {"ant": 0.92, "bee": 0.02, "cat": 0.02, "dog": 0.02, "elk": 0.02}
+    load.shares = {"ant": 0.92, "bee": 0.02, "cat": 0.02, "dog": 0.02, NEW: 0.02}
     load.rate *= 1.6
     say("all want ant, which is on group 0 only")
     await asyncio.sleep(45)
@@ -348,15 +364,14 @@ async def trouble(url: str, server: psutil.Process, file: Path, load: Load, say:
 
 def part_two(folder: Path, say: Any) -> list[dict[str, Any]]:
     file, rng = folder / "fleet.toml", np.random.default_rng(3)
-    make_models(folder, ()) if (folder / "elk").exists() else _make_elk(folder)
     asked = {
         name: [
             (rng.integers(*IDS, rng.integers(8, 60)).tolist(), int(rng.integers(6, 30)))
             for _ in range(30)
         ]
-        for name in (*NAMES, "elk")
+        for name in (*NAMES, NEW)
     }
-    texts = reference(folder, (*NAMES, "elk"), asked)
+    texts = reference(folder, (*NAMES, NEW), asked)
     slo_s = 1.0
     file.write_text(fleet_text(NAMES, GROUPS, slo_s))
     with serving(file, "--replace-every", "10") as (url, server):
@@ -389,12 +404,6 @@ def part_two(folder: Path, say: Any) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _make_elk(folder: Path) -> None:
-    config = json.loads((folder / "ant" / "config.json").read_text())
-    (folder / "elk").mkdir()
-    save_model(folder / "elk", {k: v for k, v in config.items() if k != "architectures"}, 9)
-
-
 def _row(claim: str, metric: str, ours: float, theirs: float) -> dict[str, Any]:
     row = {"claim": claim, "peer": "simulator or before", "metric": metric}
     ratio = float(ours) / theirs if theirs else float(ours == theirs)
@@ -405,7 +414,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=int, choices=(1, 2), help="default: both")
     parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--seconds", type=float, default=200.0, help="that they are spread over")
+    parser.add_argument("--load", type=float, default=0.7, help="of the groups")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
@@ -415,9 +424,9 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_models(folder, NAMES)
+        make_models(folder, (*NAMES, NEW))
         if options.part != 2:
-            rows += part_one(folder, options.requests, options.seconds, say)
+            rows += part_one(folder, options.requests, options.load, say)
         if options.part != 1:
             rows += part_two(folder, say)
     if options.json:

@@ -53,6 +53,7 @@ MANY_OBJECTS = 50_000
 EXTRA_OF = {
     **dict.fromkeys(("torch", "transformers", "safetensors", "tokenizers"), "run"),
     **dict.fromkeys(("fastapi", "uvicorn", "starlette", "prometheus_client", "httpx2"), "serve"),
+    "ray": "ray",
 }
 """Packages that not everybody has, and what to install."""
 

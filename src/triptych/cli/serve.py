@@ -61,6 +61,10 @@ ReplaceOption = Annotated[
     float | None,
     typer.Option(min=1, metavar="SECONDS", help="Of a fleet: place models anew so often."),
 ]
+RayOption = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Of a fleet: a Ray cluster; local: a new one."),
+]
 DrainOption = Annotated[float, typer.Option(min=0, help="Seconds to end requests after SIGTERM.")]
 
 
@@ -83,6 +87,7 @@ def command(
     refuse_late: LateOption = False,
     drain_s: DrainOption = 30.0,
     replace_every: ReplaceOption = None,
+    ray: RayOption = None,
     as_json: JsonOption = False,
 ) -> Answer:
     """Serve the model in MODEL_DIR, or those of a fleet file, over HTTP until SIGTERM or Ctrl-C;
@@ -107,9 +112,9 @@ def command(
     policy = Policy(classes=(latency,), refuses_late=refuse_late)
     if folder.suffix == ".toml":
         _refuse(_FILE_SAYS, {"plan": plan, "name": name, **sizes, "refuse_late": refuse_late})
-        stopped_by = serve_fleet(folder, place, exposure, replace_every)
+        stopped_by = serve_fleet(folder, place, exposure, replace_every, ray)
     else:
-        _refuse({}, {"replace_every": replace_every})
+        _refuse({}, {"replace_every": replace_every, "ray": ray})
         if plan:
             require_suitable_plan(folder, plan)
         given = name or folder.resolve().name
@@ -126,7 +131,7 @@ def _refuse(defaults: dict[str, Any], given: dict[str, Any]) -> None:
     wrong = [key for key, value in given.items() if value and value != defaults.get(key)]
     if wrong:
         options = ", ".join("--" + key.replace("_", "-") for key in wrong)
-        works = "keys of the fleet file" if "replace_every" not in wrong else "a fleet file"
+        works = "keys of the fleet file" if defaults else "a fleet file"
         raise InputError(Problem(f"{options} with what is served here", works=works))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triptych.cli.answer import say
 from triptych.errors import InputError, Problem
-from triptych.fleet.llm_file import LlmFile, is_of_llms, read_llm_fleet
+from triptych.fleet.llm_file import HostGroup, LlmFile, is_of_llms, read_llm_fleet
 
 if TYPE_CHECKING:
     from triptych.serve.core.limits import Limits
@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 
 
 def serve_fleet(
-    path: Path, place: Mapping[str, Any], exposure: Mapping[str, Any], replace_every: float | None
+    path: Path,
+    place: Mapping[str, Any],
+    exposure: Mapping[str, Any],
+    replace_every: float | None,
+    ray: str | None,
 ) -> str:
-    """Serves until a signal asks for the end; its name."""
+    """Serves until a signal asks for the end; its name. `ray` is the address of a cluster, on whose
+    nodes the groups are; else they are processes of this machine.
+    """
     file = _read(path)
     say("loading torch ...")
-    from triptych.serve.http.link import GroupProcess
-
+    start = _starter(ray)
     with ExitStack() as stack:  # they load torch while this process does
-        processes = [stack.enter_context(GroupProcess(group.cores)) for group in file.groups]
+        processes = [stack.enter_context(start(group)) for group in file.groups]
         from triptych.serve.http.exposure import Exposure
         from triptych.serve.http.hosting import of_file, sources_of
         from triptych.serve.http.server import ServerSettings, Watcher, serve
@@ -41,7 +46,19 @@ def serve_fleet(
             **place, exposure=Exposure(**exposure), replace_every_s=replace_every
         )
         hosting = of_file(file, sources_of(file))
-        return serve(hosting, processes, settings, Watcher(ready, say, reread))
+        return serve(hosting, processes, settings, Watcher(ready, say, reread), start)
+
+
+def _starter(ray: str | None) -> Callable[[HostGroup], Any]:
+    """What starts a group. Raises RunError if there is no such cluster."""
+    if ray is None:
+        from triptych.serve.http.link import GroupProcess
+
+        return lambda group: GroupProcess(group.cores)
+    from triptych.serve.http.ray_groups import RayGroup, connect
+
+    connect(ray)
+    return RayGroup
 
 
 def _read(path: Path) -> LlmFile:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_models_that_share_ranks_say_what_they_say_alone_and_come_and_go(
     if degrees:
         for name, folder in folders.items():
             plans[name] = Plan.uniform(ModelSource.open(folder).model().num_layers, **degrees)
-    world, cache_bytes = degrees.get("pp", 1), 400_000
+    world, cache_bytes = degrees.get("pp", 1), 200_000
     with Hosts(world, cache_bytes) as hosts:
         hosts.start([hosted(name, folders, plans[name]) for name in NAMES[:2]])
         assert answered(hosts) == {k: v for k, v in alone.items() if k[0] != "cat"}
@@ -136,11 +137,11 @@ def file_text(second: str, names: tuple[str, ...]) -> str:
 
 
 @contextmanager
-def command(file: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    args = [sys.executable, "-m", "triptych", "serve", str(file), "--port", "0"]
+def command(file: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    args = [sys.executable, "-m", "triptych", "serve", str(file), "--port", "0", *options]
     log = file.with_suffix(".log")
-    with log.open("w") as stderr:
-        process = subprocess.Popen(args, stderr=stderr, stdout=subprocess.PIPE, text=True)
+    with log.open("w") as said:
+        process = subprocess.Popen(args, stderr=said, stdout=said, text=True)
     try:
         while (url := re.search(r"at (http\S+)/v1,", log.read_text())) is None:
             assert process.poll() is None, log.read_text()
@@ -215,3 +216,18 @@ def test_what_a_file_does_not_take_ends_the_command_before_torch_loads(
     assert run(["serve", str(file), *options]) == 2
     said = capfd.readouterr().err
     assert words in said and "loading torch" not in said
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_groups_start_on_the_nodes_of_a_ray_cluster(folders: dict[str, Path], alone: Texts) -> None:
+    file = folders["ant"].parent / "on_ray.toml"
+    file.write_text(file_text('"bee"', ("ant", "bee")))
+    with command(file, "--ray", "local") as (url, process):
+        for model in ("ant", "bee"):
+            body = {"model": model, "prompt": PROMPTS[0], "max_tokens": LENGTHS[0],
+                    "temperature": 0, "ignore_eos": True}  # fmt: skip
+            said = httpx2.post(url + "/v1/completions", json=body, timeout=120).json()
+            tokens = alone[model, 0]
+            assert said["choices"][0]["text"] == text_of(folders[model], PROMPTS[0], tokens)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+import torch
+
 from triptych.errors import RunError, TriptychError
 from triptych.plan.plan import Plan
 from triptych.runtime.local import local_ranks
@@ -57,7 +59,9 @@ class Hosts:
     def __init__(self, world: int = 1, cache_bytes: int | None = None) -> None:
         self.engines: dict[str, Engine] = {}
         self._world = world
-        self._budget = None if cache_bytes is None else Budget(cache_bytes)
+        self._parted_bytes = cache_bytes if torch.cuda.is_available() else None
+        is_shared = cache_bytes is not None and self._parted_bytes is None
+        self._budget = Budget(cache_bytes or 0) if is_shared else None
         self._claims: dict[str, Claim] = {}
         self._seats: dict[str, RankExecutor] = {}
         self._line = RankLine()
@@ -72,7 +76,8 @@ class Hosts:
 
     def start(self, models: Sequence[Hosted]) -> None:
         """Starts the other ranks and loads the first models, at least one. Raises TriptychError."""
-        sized = [self._sized(hosted) for hosted in models]
+        parts = shares([hosted.claim for hosted in models])
+        sized = [self._sized(*each) for each in zip(models, parts, strict=True)]
         if self._world > 1:
             for hosted in sized:
                 assert hosted.plan is not None
@@ -168,12 +173,18 @@ class Hosts:
 
     # ---- within -------------------------------------------------------------------------------
 
-    def _sized(self, hosted: Hosted) -> Hosted:
-        """With the room of the group, if it is known."""
-        if self._budget is None:
+    def _sized(self, hosted: Hosted, share: float = 0.0) -> Hosted:
+        """With the room of the group, if it is known, or its share where that is taken at once.
+
+        A model that comes to a GPU later takes of what is free there.
+        """
+        if self._budget is not None:
+            cache_bytes = self._budget.total_bytes
+        elif self._parted_bytes is not None and share:
+            cache_bytes = int(share * self._parted_bytes)
+        else:
             return hosted
-        settings = replace(hosted.settings, cache_bytes=self._budget.total_bytes)
-        return hosted._replace(settings=settings)
+        return hosted._replace(settings=replace(hosted.settings, cache_bytes=cache_bytes))
 
     def _rank(self, hosted: Hosted) -> Rank:
         return load_rank(ModelSource.open(hosted.folder), hosted.plan, hosted.settings, self._world)

@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from types import TracebackType
 
 from triptych.errors import RunError, TriptychError
@@ -55,17 +56,7 @@ class GroupProcess:
 
     def opened(self, num_models: int) -> dict[str, Limits]:
         """Waits until all are ready. Raises TriptychError with what kept them from that."""
-        found: dict[str, Limits] = {}
-        while len(found) < num_models:
-            try:
-                message = self.pipe.recv()
-            except (EOFError, OSError):
-                raise self.death() from None
-            if isinstance(message, Ended):
-                raise message.error
-            assert isinstance(message, Opened)
-            found[message.model] = message.limits
-        return found
+        return limits_from(self.pipe, num_models, self.death)
 
     def death(self) -> TriptychError:
         """What is to be said if it ended without a word."""
@@ -97,3 +88,20 @@ class GroupProcess:
         trace: TracebackType | None,
     ) -> None:
         self.end(is_waited_for=error is None)
+
+
+def limits_from(
+    pipe: Connection, num_models: int, death: Callable[[], TriptychError]
+) -> dict[str, Limits]:
+    """Waits until a group has opened so many models. Raises TriptychError if it does not."""
+    found: dict[str, Limits] = {}
+    while len(found) < num_models:
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError):
+            raise death() from None
+        if isinstance(message, Ended):
+            raise message.error
+        assert isinstance(message, Opened)
+        found[message.model] = message.limits
+    return found
