@@ -186,7 +186,7 @@ def in_time(records: Sequence[Record], slo_s: float) -> np.ndarray[Any, Any]:
 def measured_overhead_s(url: str, learnt: dict[tuple[str, int], StepPrice]) -> float:
     """Of single requests: what is not steps."""
     trace = drawn(1.0, 24, 99)
-    trace = replace(trace, arrival_s=np.arange(len(trace)) * 0.5)
+    trace = replace(trace, arrival_s=np.arange(len(trace)) * 0.3)
     outcome = send(url, trace, 99)
     alone = {m: next(p for (name, _), p in learnt.items() if name == m) for m in NAMES}
     found = [
@@ -199,8 +199,8 @@ def measured_overhead_s(url: str, learnt: dict[tuple[str, int], StepPrice]) -> f
 
 def scaled(simulate: Any) -> float:
     """The objective that the simulator meets for the wanted share of the requests."""
-    low, high = 0.01, 20.0
-    for _ in range(10):
+    low, high = 0.05, 10.0
+    for _ in range(8):
         middle = (low * high) ** 0.5
         if in_time(simulate(middle), middle).mean() < WANTED:
             low = middle
@@ -228,7 +228,7 @@ def part_one(folder: Path, count: int, load: float, say: Any) -> list[dict[str, 
         say(f"started after {time.monotonic() - began_s:.0f} s")
         send(url, drawn(10.0, 150, 4), 4)
         rate = rate_for(load, prices(url))
-        warming, trace = drawn(rate, max(150, count // 6), 5), drawn(rate, count, 7)
+        warming, trace = drawn(rate, max(150, count // 10), 5), drawn(rate, count, 7)
         say(f"{rate:.1f} requests a second for {trace.arrival_s[-1]:.0f} s")
         send(url, warming, 5)
         learnt = prices(url)

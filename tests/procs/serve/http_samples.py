@@ -24,8 +24,9 @@ from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.http.app import Offer, Service, make_app
 from triptych.serve.http.exposure import Exposure
-from triptych.serve.http.fleet import Fleet, Started
+from triptych.serve.http.fleet import Fleet
 from triptych.serve.http.group_process import run_group
+from triptych.serve.http.groups import Started
 from triptych.serve.http.hosting import Hosting, ServedModel, single
 from triptych.serve.http.messages import Ended
 from triptych.serve.http.metrics import Metrics

@@ -32,8 +32,8 @@ from triptych.serve.core.turns import Claim
 from triptych.serve.engine.engine import Engine
 from triptych.serve.engine.hosts import Hosted, Hosts
 from triptych.serve.engine.source import ModelSource
-from triptych.serve.http.fleet import Started
 from triptych.serve.http.group_process import run_group
+from triptych.serve.http.groups import Started
 from triptych.serve.http.hosting import Hosting, ServedModel
 from triptych.serve.http.messages import Start
 from triptych.serve.http.replace import recent_of
@@ -226,7 +226,7 @@ def test_while_no_group_serves_a_model_its_users_are_told_and_others_are_served(
 def test_pub_100_a_model_that_fails_leaves_the_other_on_its_group_serving(
     source: ModelSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("triptych.serve.http.fleet._PATIENCE_S", (0.05,))
+    monkeypatch.setattr("triptych.serve.http.groups._PATIENCE_S", (0.05,))
     with fleet(hosting_of(source, [("ant", "bee")]), 0.02) as (server, groups):
         stream = server.client().completions.create(
             model="bee", prompt="x", max_tokens=40, stream=True

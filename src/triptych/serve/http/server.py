@@ -17,7 +17,8 @@ from triptych.fleet.llm_file import HostGroup
 from triptych.serve.core.limits import Limits
 from triptych.serve.http.app import Offer, Service, make_app
 from triptych.serve.http.exposure import Exposure
-from triptych.serve.http.fleet import Fleet, Started
+from triptych.serve.http.fleet import Fleet
+from triptych.serve.http.groups import Started
 from triptych.serve.http.hosting import Hosting
 from triptych.serve.http.link import GroupProcess
 from triptych.serve.http.metrics import Metrics
