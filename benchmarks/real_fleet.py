@@ -1,6 +1,6 @@
 """A real fleet beside its simulation, and what becomes of its users when things go wrong.
 
-python benchmarks/real_fleet.py [--part 1|2] [--requests 3000] [--load 0.7] [--json]
+python benchmarks/real_fleet.py [--part 1|2] [--requests 3000] [--load 0.7 | --rate R] [--json]
 
 Part 1: four small random LLMs on two groups of one core each behind `triptych serve fleet.toml`.
 The prices of steps are those that the server itself has learnt while it warmed up (/metrics), just
@@ -221,13 +221,15 @@ def rate_for(load: float, learnt: dict[tuple[str, int], StepPrice]) -> float:
     return float(load * len(GROUPS) / np.mean(alone_s))
 
 
-def part_one(folder: Path, count: int, load: float, say: Any) -> list[dict[str, Any]]:
+def part_one(
+    folder: Path, count: int, load: float, rate: float | None, say: Any
+) -> list[dict[str, Any]]:
     file, began_s = folder / "fleet.toml", time.monotonic()
     file.write_text(fleet_text(NAMES, GROUPS, NO_OBJECTIVE_S))
     with serving(file) as (url, server):
         say(f"started after {time.monotonic() - began_s:.0f} s")
         send(url, drawn(10.0, 150, 4), 4)
-        rate = rate_for(load, prices(url))
+        rate = rate or rate_for(load, prices(url))
         warming, trace = drawn(rate, max(150, count // 10), 5), drawn(rate, count, 7)
         say(f"{rate:.1f} requests a second for {trace.arrival_s[-1]:.0f} s")
         send(url, warming, 5)
@@ -415,6 +417,7 @@ def main() -> None:
     parser.add_argument("--part", type=int, choices=(1, 2), help="default: both")
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--load", type=float, default=0.7, help="of the groups")
+    parser.add_argument("--rate", type=float, help="requests a second, in place of --load")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
@@ -426,7 +429,7 @@ def main() -> None:
         folder = Path(name)
         make_models(folder, (*NAMES, NEW))
         if options.part != 2:
-            rows += part_one(folder, options.requests, options.load, say)
+            rows += part_one(folder, options.requests, options.load, options.rate, say)
         if options.part != 1:
             rows += part_two(folder, say)
     if options.json:

@@ -111,7 +111,8 @@ def command(
     latency = LatencyClass(ttft_s=slo_ttft, tpot_s=slo_tpot)
     policy = Policy(classes=(latency,), refuses_late=refuse_late)
     if folder.suffix == ".toml":
-        _refuse(_FILE_SAYS, {"plan": plan, "name": name, **sizes, "refuse_late": refuse_late})
+        says = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "refuse_late": refuse_late}
+        _refuse(_FILE_SAYS, {"plan": plan, "name": name, **sizes, **says})
         stopped_by = serve_fleet(folder, place, exposure, replace_every, ray)
     else:
         _refuse({}, {"replace_every": replace_every, "ray": ray})
@@ -122,7 +123,7 @@ def command(
     return Answer(text=f"ended by {stopped_by}", document={"stopped_by": stopped_by})
 
 
-_FILE_SAYS = {"max_running": 256, "max_waiting": 512}
+_FILE_SAYS = {"max_running": 256, "max_waiting": 512, "slo_ttft": 1.0, "slo_tpot": math.inf}
 """Defaults of options that a fleet file has its own keys for."""
 
 

@@ -14,6 +14,7 @@ from scipy.optimize import nnls
 from triptych.serve.core.turns import Claim
 
 _HALF_LIFE = 300  # steps, after which half of what was seen is forgotten
+_UNKNOWN = (1e-6, 1e-7, 1e-8)  # nearly nothing: enough to send requests where least is to be done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +68,16 @@ class StepPrice(NamedTuple):
 class StepTimes:
     """The price of steps by least squares over those seen of late, none of its parts negative.
 
-    A price that is given beforehand counts as much as `weight` steps. Nothing known is free.
+    A price that is given beforehand counts as much as `weight` steps. What is not known is nearly
+    free.
     """
 
     def __init__(self, price: StepPrice | None = None, weight: float = 20.0) -> None:
         self._products = np.zeros((3, 3))
         self._seconds = np.zeros(3)
         self._kept = 0.5 ** (1 / _HALF_LIFE)
-        self._price: StepPrice | None = price or StepPrice()
+        self.is_known = price is not None
+        self._price: StepPrice | None = price or StepPrice(*_UNKNOWN)
         if price is not None:
             typical = np.diag([1.0, 4.0, 64.0]) ** 2 * weight
             self._products += typical
@@ -85,7 +88,7 @@ class StepTimes:
         rows = np.array([1.0, num_decodes, prompt_tokens])
         self._products = self._products * self._kept + np.outer(rows, rows)
         self._seconds = self._seconds * self._kept + rows * seconds
-        self._price = None
+        self._price, self.is_known = None, True
 
     @property
     def price(self) -> StepPrice:

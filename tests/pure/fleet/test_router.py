@@ -111,7 +111,7 @@ def test_a_request_goes_where_it_ends_first_and_a_late_one_is_refused_with_numbe
 
 def test_the_router_learns_prices_lengths_and_how_late_answers_are() -> None:
     times, draws = StepTimes(), random.Random(0)
-    assert times.price == StepPrice()
+    assert not times.is_known and sum(times.price) < 1e-5
     for _ in range(400):
         decodes, prompt = draws.randint(0, 30), draws.choice([0, 0, 40, 300])
         times.saw(decodes, prompt, PRICE.of(1, decodes, prompt) * draws.uniform(0.95, 1.05))

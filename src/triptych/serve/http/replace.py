@@ -80,8 +80,8 @@ def _prices(fleet: Fleet, name: str) -> list[StepPrice | None]:
     found: list[StepPrice | None] = []
     for group in fleet.groups:
         place = group.places.get(name)
-        price = place.times.price if place is not None else None
-        found.append(price if price is not None and any(price) else None)
+        is_known = place is not None and place.times.is_known
+        found.append(place.times.price if place is not None and is_known else None)
     return found
 
 
