@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx2
@@ -22,6 +23,7 @@ from http_samples import GroupThread, Server, running
 from scripted import Scripted, engine_of, tokenizer_folder
 from serve_samples import byte_tokenizer
 
+from triptych.cli.main import run
 from triptych.errors import InputError, RunError, TriptychError
 from triptych.fleet.llm_file import HostGroup
 from triptych.fleet.models import Shape
@@ -309,6 +311,21 @@ def test_what_would_be_late_is_refused_on_arrival_and_the_others_are_in_time(
         assert "the answer would take" in message and "the objective is 0.5 s" in message
         figures = httpx2.get(server.url + "/metrics").text
         assert 'triptych_requests_missed_total{model="ant"} 1.0' in figures
+
+
+def test_bench_serve_sends_each_request_of_a_trace_to_its_model(
+    source: ModelSource, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{('ant', 'bee')[n % 2]},{n / 50},{5 + n},{3 + n % 2}" for n in range(10)]
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join(["model,arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
+    with fleet(hosting_of(source, [("ant", "bee")])) as (server, _):
+        options = ["--trace", str(trace), "--token-ids", "1", "200", "--json"]
+        assert run(["bench-serve", f"{server.url}/v1", *options]) == 0
+        assert json.loads(capfd.readouterr().out)["attainment"] == 1.0
+        figures = httpx2.get(server.url + "/metrics").text
+    for name, tokens in (("ant", 15.0), ("bee", 20.0)):
+        assert f'triptych_output_tokens_total{{model="{name}"}} {tokens}' in figures
 
 
 def test_what_was_asked_of_late_is_what_a_new_placement_is_made_for(source: ModelSource) -> None:
