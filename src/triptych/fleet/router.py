@@ -169,10 +169,13 @@ class Router:
         price, others = place.times.price, self._others(place)
         factor, tokens = self._late[place.model].ratio, self._expected(place.model, wanted)
         queued = sum(t.prompt_left for t in place.living.values()) + wanted.prompt_tokens
-        left = sorted(t.output_left for t in place.living.values())
+        left = sorted(
+            t.output_left for t in place.living.values() for _ in range(t.wanted.num_answers)
+        )
         prefill = math.ceil(queued / place.token_budget)
-        if len(left) >= place.max_running:  # it waits until as many have left
-            prefill += math.ceil(left[len(left) - place.max_running])
+        too_many = len(left) + wanted.num_answers - place.max_running
+        if left and too_many > 0:  # it waits until as many have left
+            prefill += math.ceil(left[min(too_many, len(left)) - 1])
         ends = []
         for passes, own in ((prefill, 0.0), (prefill + tokens - 1, tokens - 1)):
             rows = sum(min(output, passes) for output in left) + own * wanted.num_answers

@@ -66,7 +66,7 @@ class ScriptedHosts(Hosts):
         def script(_: int, __: int, place: int) -> int:
             if rank in self.broken:
                 raise RunError(f"{rank} is out of memory")
-            assert place == 0 or self.may_go_on.wait(60)
+            assert place == 0 or self.may_go_on.wait(240)
             return LETTERS[rank]
 
         self.engines[rank] = engine_of(Scripted(script), LIMITS, self._step_s)
@@ -83,7 +83,7 @@ class ScriptedGroup(GroupThread):
 
     def open(self, start: Start) -> None:  # type: ignore[override]
         def opened() -> Hosts:
-            ScriptedHosts.may_start.wait(60)
+            ScriptedHosts.may_start.wait(240)
             hosts = ScriptedHosts(self._step_s)
             hosts.start(start.models)
             return hosts
@@ -137,7 +137,7 @@ def fleet(hosting: Hosting, step_s: float = STEP_S) -> Iterator[tuple[Server, li
 
 def ask(server: Server, model: str, max_tokens: int = 8, **body: Any) -> httpx2.Response:
     body = {"model": model, "prompt": "x", "max_tokens": max_tokens, **body}
-    return httpx2.post(server.url + "/v1/completions", json=body, timeout=60)
+    return httpx2.post(server.url + "/v1/completions", json=body, timeout=240)
 
 
 def text(response: httpx2.Response) -> str:
@@ -145,7 +145,7 @@ def text(response: httpx2.Response) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 120) -> None:
     end_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end_s, "it never came true"
@@ -183,13 +183,13 @@ def test_all_models_are_listed_and_answer_and_others_are_404_with_near_names(
 def test_a_lost_group_is_started_again_and_what_had_not_begun_goes_elsewhere(
     source: ModelSource,
 ) -> None:
-    """Eight run at once on a group: of twelve requests with four answers each, two a group."""
-    with fleet(hosting_of(source, [("ant", "bee"), ("bee",)])) as (server, groups):
+    """Eight answers run at once on a group, at most two requests of four; the others wait."""
+    with fleet(hosting_of(source, [("bee",), ("bee",)])) as (server, groups):
         ScriptedHosts.may_go_on.clear()
         stream = server.client().completions.create(
-            model="ant", prompt="x", max_tokens=100, stream=True
+            model="bee", prompt="x", max_tokens=100, stream=True
         )
-        assert next(stream).choices[0].text == "a"
+        assert next(stream).choices[0].text == "b"
         answers: list[httpx2.Response] = []
         threads = [
             threading.Thread(target=lambda: answers.append(ask(server, "bee", 3, n=4)))
@@ -197,9 +197,8 @@ def test_a_lost_group_is_started_again_and_what_had_not_begun_goes_elsewhere(
         ]
         for thread in threads:
             thread.start()
-        held = server.service.fleet.loads
-        wait_for(lambda: sum(each.load.num_waiting for each in held()) == 12 - 4)
-        assert [each.load.num_waiting > 0 for each in held() if each.model == "bee"] == [True] * 2
+        own = server.service.fleet
+        wait_for(lambda: own.num_living == 13 and all(h.load.num_waiting for h in own.loads()))
         groups[0].kill()
         ScriptedHosts.may_go_on.set()
         with pytest.raises(openai.APIError, match="group 0 was lost within the answer"):
@@ -213,8 +212,8 @@ def test_a_lost_group_is_started_again_and_what_had_not_begun_goes_elsewhere(
             assert each.status_code == 503 and "lost within the answer" in each.text
             assert int(each.headers["retry-after"]) >= 1
         wait_for(lambda: states(server)["states"] == ["serving", "serving"])
-        assert len(groups) == 3 and text(ask(server, "ant", 4)) == "aaaa"
-        assert server.service.fleet.num_living == 0
+        assert len(groups) == 3 and text(ask(server, "bee", 4)) == "bbbb"
+        assert own.num_living == 0
 
 
 def test_while_no_group_serves_a_model_its_users_are_told_and_others_are_served(
