@@ -8,8 +8,10 @@ what is still to be done there:
     finish = own + of each other model of the group, the lesser of all its work and
              own x (its share / the share of this model)
 
-times how much longer answers have taken of late than was predicted. It is refused at once if that
-breaks an objective. A model's burst so lengthens its own predictions: others keep their shares.
+times how much longer answers have taken of late than was predicted (twice at most). It is refused
+at once if that breaks an objective. A model's burst so lengthens its own predictions: others keep
+their shares. What was slow once must not be refused for ever: on an idle group nothing is taken for
+longer than its price, and now and then a request is let in whatever is foreseen, to learn from.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from triptych.serve.core.request import Refusal
 from triptych.serve.core.turns import shares
 
 _TRUST = 20.0  # tokens that answers are assumed to have used, all of those allowed, at first
+_MOST_CORRECTION = 2.0
+_TRY_S = 5.0  # on an idle group, after so long without a request for a model, one is let in
 _HALF_LIFE = 100  # answers, after which half of what was seen is forgotten
 
 
@@ -68,6 +72,7 @@ class Place:
     max_running: int = 256
     overhead_s: float = 0.0  # of a request outside the group's steps
     is_open: bool = True
+    last_s: float = -math.inf  # when a request was sent here last
     living: dict[int, Ticket] = field(default_factory=dict)  # by `id`
 
     def work_s(self, price: StepPrice) -> float:
@@ -132,11 +137,17 @@ class Router:
         foreseen, place = min(found, key=lambda each: each[0].answer_s)
         tokens = self._expected(model, wanted)
         late = place.terms.missed(foreseen.ttft_s, foreseen.answer_s, tokens)
+        if late is not None and self._is_idle(place.group):
+            factor = max(1.0, self._correction(model))
+            answer_s = place.overhead_s + foreseen.work_s
+            late = place.terms.missed(foreseen.ttft_s / factor, answer_s, tokens)
+            late = late if now_s - place.last_s < _TRY_S else None
         if late is not None and self.refuses_late:
             words, by_s = late
             return Refusal(f"{words}: as busy as the {len(found)} groups of it are", max(0.1, by_s))
         ticket = Ticket(place, wanted, now_s, foreseen, wanted.prompt_tokens, tokens)
         place.living[id(ticket)] = ticket
+        place.last_s = now_s
         return ticket
 
     def heard(self, ticket: Ticket, num_tokens: int, now_s: float) -> None:
@@ -167,7 +178,7 @@ class Router:
     def foresee(self, place: Place, wanted: Wanted) -> Foreseen:
         """When the first and the last token of a request would come, were it sent there now."""
         price, others = place.times.price, self._others(place)
-        factor, tokens = self._late[place.model].ratio, self._expected(place.model, wanted)
+        factor, tokens = self._correction(place.model), self._expected(place.model, wanted)
         queued = sum(t.prompt_left for t in place.living.values()) + wanted.prompt_tokens
         left = sorted(
             t.output_left for t in place.living.values() for _ in range(t.wanted.num_answers)
@@ -194,6 +205,12 @@ class Router:
             for other in together
             if other is not place and other.living
         ]
+
+    def _is_idle(self, group: int) -> bool:
+        return not any(place.living for place in self.places if place.group == group)
+
+    def _correction(self, model: str) -> float:
+        return min(_MOST_CORRECTION, max(1 / _MOST_CORRECTION, self._late[model].ratio))
 
     def _expected(self, model: str, wanted: Wanted) -> float:
         """Tokens of an answer: of those allowed, the part that answers have used of late."""

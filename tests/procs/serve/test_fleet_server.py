@@ -303,6 +303,7 @@ def test_what_would_be_late_is_refused_on_arrival_and_the_others_are_in_time(
     """pub_101: an objective for whole answers, which the router learns to foresee."""
     hosting = hosting_of(source, [("ant",)], Terms(answer_s=0.5))
     with fleet(hosting, 0.02) as (server, _):
+        server.service.fleet.clock = lambda: 0.0  # it never lets one in to learn from
         assert text(ask(server, "ant", 5)) == "a" * 5  # now it knows how long steps are
         late = ask(server, "ant", 100)
         assert late.status_code == 429 and int(late.headers["retry-after"]) >= 1

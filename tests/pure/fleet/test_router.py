@@ -127,6 +127,25 @@ def test_the_router_learns_prices_lengths_and_how_late_answers_are() -> None:
     assert not place.living
 
 
+def test_what_was_slow_once_is_not_refused_for_ever() -> None:
+    """Answers took a hundred times as long while a machine was busy: no refusal outlives that."""
+    router = Router()
+    place = router.add(place_of("m", 0, Terms(answer_s=0.5)))
+    for number in range(50):
+        ticket = routed(router, "m", 10, 20, 100.0 * number)
+        router.heard(ticket, 20, 100.0 * number + 20)
+        router.ended(ticket, 100.0 * number + 100 * ticket.foreseen.work_s)
+    assert router.foresee(place, Wanted(10, 20)).answer_s < 0.5  # twice as long, at most
+    for _ in range(2000):
+        place.times.saw(1, 0, 10.0)  # and steps themselves took seconds
+    now_s = 100.0 * 50
+    first = routed(router, "m", 10, 20, now_s)  # it is let in to learn from
+    assert isinstance(router.route("m", Wanted(10, 20), now_s + 1), Refusal)
+    router.ended(first, now_s + 2)
+    assert isinstance(router.route("m", Wanted(10, 20), now_s + 3), Refusal)
+    assert isinstance(router.route("m", Wanted(10, 20), now_s + 6), Ticket)
+
+
 def test_all_that_is_sent_is_answered_or_refused_and_refusal_pays_in_overload() -> None:
     terms, trace = {m: Terms(answer_s=1.5) for m in range(3)}, trace_of(60.0, 3)
     attained = {}
