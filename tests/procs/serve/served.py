@@ -56,3 +56,16 @@ def serve(
         assert output.token is not None
         found.setdefault((output.request_id, output.continuation), []).append(output.token)
     return Served(found, outputs, load)
+
+
+def random_prompts(count: int, longest: int, known: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of mixed lengths of tokens below `known`, half of which begin like another one."""
+    draws = random.Random(seed)
+    common = [draws.randrange(known) for _ in range(longest)]
+    found = []
+    for number in range(count):
+        size = draws.randint(1, longest)
+        own = [draws.randrange(known) for _ in range(size)]
+        shared = size * 2 // 3 if number % 2 else 0
+        found.append(common[:shared] + own[shared:])
+    return found

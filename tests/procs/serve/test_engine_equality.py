@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from ranks import run_ranks
 from serve_samples import byte_tokenizer, config_of, save_model
-from served import Served, serve
+from served import Served, random_prompts, serve
 
 from triptych.plan.plan import Plan
 from triptych.serve.engine.engine import Engine
@@ -28,19 +27,6 @@ PLANS: dict[str, dict[str, Any]] = {
     "pp2": {"pp": 2},
     "tp2 pp2": {"tp": 2, "pp": 2},
 }
-
-
-def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
-    """Random prompts of mixed lengths, half of which begin like another one."""
-    draws = random.Random(seed)
-    common = [draws.randrange(KNOWN) for _ in range(longest)]
-    found = []
-    for number in range(count):
-        size = draws.randint(1, longest)
-        own = [draws.randrange(KNOWN) for _ in range(size)]
-        shared = size * 2 // 3 if number % 2 else 0
-        found.append(common[:shared] + own[shared:])
-    return found
 
 
 def asks_of(ids: list[list[int]], count: int) -> list[Ask]:
@@ -79,7 +65,7 @@ def test_64_prompts_at_random_moments_give_the_stock_tokens(
     model: tuple[Path, Any], kernels: bool
 ) -> None:
     folder, stock = model
-    ids = prompts(64, 60)
+    ids = random_prompts(64, 60, KNOWN)
     settings = replace(TIGHT, kernels=kernels)
     check(serve(folder, None, settings, asks_of(ids, 12), 1), stock_tokens(stock, ids, 12))
 
@@ -87,7 +73,7 @@ def test_64_prompts_at_random_moments_give_the_stock_tokens(
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_gives_the_stock_tokens(model: tuple[Path, Any], plan: str) -> None:
     folder, stock = model
-    ids = prompts(24, 60, seed=2)
+    ids = random_prompts(24, 60, KNOWN, seed=2)
     degrees = Plan.uniform(4, **PLANS[plan])
     served = run_ranks(degrees.world_size, serve, folder, degrees, TIGHT, asks_of(ids, 10), 3)
     check(served[0], stock_tokens(stock, ids, 10))
@@ -98,7 +84,7 @@ def test_continuations_share_a_prompt_and_draw_on_their_own(model: tuple[Path, A
     text three times), in a pool that forces copies and preemption.
     """
     folder, stock = model
-    ids = prompts(8, 40, seed=4)
+    ids = random_prompts(8, 40, KNOWN, seed=4)
     asks = [Ask(id=i, prompt=prompt, max_tokens=8, n=3) for i, prompt in enumerate(ids)]
     served = serve(folder, None, TIGHT, asks, 5)
     assert served is not None
@@ -117,7 +103,7 @@ def test_continuations_share_a_prompt_and_draw_on_their_own(model: tuple[Path, A
 
 def test_an_abort_frees_everything_and_leaves_the_others_alone(model: tuple[Path, Any]) -> None:
     folder, stock = model
-    ids = prompts(6, 40, seed=6)
+    ids = random_prompts(6, 40, KNOWN, seed=6)
     expected = stock_tokens(stock, ids, 10)
     found: dict[tuple[int, int], list[int]] = {}
     with Engine.open(folder, None, TIGHT) as engine:

@@ -88,11 +88,11 @@ static inline void put(const Product& p, int64_t row, int panel, v8 lo, v8 hi) {
 }
 
 template <int R>
-static inline void tile(const float* a, int64_t lda, const float* w, int K, const float* next,
-                        v8 acc[R][2]) {
+static inline void tile(const float* a, int64_t lda, const float* w, int K, const char* next,
+                        int step, v8 acc[R][2]) {
   for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = fill(0.0f);
   for (int k = 0; k < K; k++) {
-    __builtin_prefetch(next + k * PANEL);
+    __builtin_prefetch(next + (int64_t)k * step);
     v8 b0 = load(w + k * PANEL), b1 = load(w + k * PANEL + 8);
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
@@ -105,31 +105,34 @@ static inline void tile(const float* a, int64_t lda, const float* w, int K, cons
 
 template <int R>
 static inline void rows(const Product& p, const float* a, int64_t lda, int64_t row, int panel,
-                        const float* w, const float* next) {
+                        const float* w, const char* next, int step) {
   v8 acc[R][2];
-  tile<R>(a + row * lda, lda, w, p.k, next, acc);
+  tile<R>(a + row * lda, lda, w, p.k, next, step, acc);
   for (int r = 0; r < R; r++) put(p, row + r, panel, acc[r][0], acc[r][1]);
 }
 
 static void panel_rows(const Product& p, const float* a, int64_t lda, int64_t begin, int64_t end,
                        int panel) {
   const float* w = p.packed + (int64_t)panel * p.k * PANEL;
-  int64_t left = end - begin, row = begin;
-  // Few rows: the weights come from memory, and are asked for in time.
-  const float* next = w + (left > TILE ? (int64_t)p.k * PANEL : 32 * PANEL);
-  int64_t tiles = (left + TILE - 1) / TILE;
+  int64_t row = begin, tiles = (end - begin + TILE - 1) / TILE;
+  // The next panel is asked for in time, a part of it by each tile; where there is one tile, its
+  // own panel is, some lines ahead. (What is asked for behind the last panel costs a page walk.)
+  bool is_last = panel + 1 == (p.n + PANEL - 1) / PANEL;
+  int64_t ahead = tiles == 1 ? 32 : (is_last ? 0 : p.k);
+  const char* next = (const char*)(w + ahead * PANEL);
+  int step = (int)(sizeof(float) * PANEL / tiles);
   for (; tiles > 0; tiles--) {
     int64_t height = (end - row + tiles - 1) / tiles;  // even tiles: 16 rows are 6, 5, 5
     switch (height) {
-      case 1: rows<1>(p, a, lda, row, panel, w, next); break;
-      case 2: rows<2>(p, a, lda, row, panel, w, next); break;
-      case 3: rows<3>(p, a, lda, row, panel, w, next); break;
-      case 4: rows<4>(p, a, lda, row, panel, w, next); break;
-      case 5: rows<5>(p, a, lda, row, panel, w, next); break;
-      default: rows<6>(p, a, lda, row, panel, w, next); break;
+      case 1: rows<1>(p, a, lda, row, panel, w, next, step); break;
+      case 2: rows<2>(p, a, lda, row, panel, w, next, step); break;
+      case 3: rows<3>(p, a, lda, row, panel, w, next, step); break;
+      case 4: rows<4>(p, a, lda, row, panel, w, next, step); break;
+      case 5: rows<5>(p, a, lda, row, panel, w, next, step); break;
+      default: rows<6>(p, a, lda, row, panel, w, next, step); break;
     }
     row += height;
-    next = w;  // asked for already
+    next += (int64_t)p.k * step;
   }
 }
 
