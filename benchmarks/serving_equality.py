@@ -35,9 +35,7 @@ from triptych.serve.engine.values import Ask
 
 PLANS = ("tp=1", "tp=2", "tp=3", "pp=2", "tp=2,pp=2")
 LONGEST = 160
-TIGHT = EngineSettings(
-    max_running=12, token_budget=64, num_blocks=60, context=256, growth_tokens=0
-)
+TIGHT = EngineSettings(max_running=12, token_budget=64, num_blocks=60, context=256, growth_tokens=0)
 DOCUMENTS = Path(__file__).parents[1] / "docs"
 
 

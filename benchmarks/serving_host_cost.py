@@ -23,7 +23,6 @@ import numpy as np
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.tables import Tables
 from triptych.serve.engine.engine import Engine
-from triptych.serve.engine.sampler import Choice
 from triptych.serve.engine.values import Ask
 from triptych.serve.engine.worker import Done, Work
 
@@ -72,12 +71,13 @@ class ConstantRanks:
             step = pickle.loads(message).step
             rows = self._tables.apply(step)
             ids = rows.tokens.astype(np.int64)
-            ids[: len(step.decodes)] = self._last[list(step.decodes)]
+            decodes = rows.slots[: len(step.decodes)]
+            ids[: len(decodes)] = self._last[decodes]
             self.prepare_s.append(time.thread_time() - cpu_s)
             time.sleep(self._step_s)
-            choices = [Choice(token) for token in range(len(step.samples))]
-            self._last[list(step.samples)] = range(len(step.samples))
-            self._done.put(Done(step.id, choices))
+            tokens = list(range(len(step.samples)))
+            self._last[rows.samples] = tokens
+            self._done.put(Done(step.id, tokens))
 
 
 def measure(running: int, steps: int) -> tuple[list[float], list[float], list[float]]:

@@ -12,7 +12,7 @@ import torch
 from triptych.plan.plan import Plan
 from triptych.serve.core.step import Chunk, Start, Step
 from triptych.serve.engine.replica import load_rank
-from triptych.serve.engine.sampler import Choice
+from triptych.serve.engine.sampler import Drawn
 from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.engine.worker import Work
@@ -26,9 +26,9 @@ class _Keeps:
 
     logits: torch.Tensor
 
-    def sample(self, logits_NV: torch.Tensor, _: object) -> list[Choice]:
+    def sample(self, logits_NV: torch.Tensor, _: object) -> Drawn:
         self.logits = logits_NV.clone()
-        return [Choice(0)]
+        return Drawn([0], {})
 
 
 def logits_in_pieces(

@@ -164,7 +164,7 @@ class Replica:
             if record is not None and record.num_tokens + 1 == record.output_tokens:
                 stopped.add(position)
         progress = self.scheduler.complete(step.id, [0] * len(samplers), now_s, stopped)
-        heard = [records[sampled.request_id] for sampled in progress.sampled]
+        heard = [records[request_id] for request_id, _ in progress.answers]
         for record in heard:
             if record.num_tokens == 0:
                 record.first_token_s, record.state = now_s, State.RUNNING

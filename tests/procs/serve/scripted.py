@@ -19,7 +19,6 @@ from triptych.serve.core.limits import Limits
 from triptych.serve.core.order import Policy
 from triptych.serve.core.step import Step
 from triptych.serve.engine.engine import Engine
-from triptych.serve.engine.sampler import Choice
 from triptych.serve.engine.worker import Done, Work
 
 Script = Callable[[int, int, int], int]
@@ -43,8 +42,8 @@ class ThreadRanks:
         while (work := self._steps.get()) is not None:
             time.sleep(self._step_s)
             try:
-                choices = [Choice(token) for token in self._run(work.step)]
-                self._publish(Done(work.step.id, choices, seconds=self._step_s))
+                tokens = self._run(work.step)
+                self._publish(Done(work.step.id, tokens, seconds=self._step_s))
             except RunError as error:
                 self._publish(error)
             self.num_steps += 1

@@ -13,7 +13,7 @@ from serve_samples import END, byte_tokenizer
 
 from triptych.errors import InputError
 from triptych.serve.engine.grammars import Grammars
-from triptych.serve.engine.sampler import CANDIDATES, Asked, Choice, Sampler, draw
+from triptych.serve.engine.sampler import CANDIDATES, Asked, Chance, Sampler, draw
 from triptych.serve.engine.sampling import Grammar, Sampling
 
 VOCAB = 3 * CANDIDATES
@@ -65,23 +65,23 @@ def sampler(vocab: int, unknown: tuple[int, ...] = ()) -> Sampler:
     return Sampler(vocab, unknown, lambda _: None)
 
 
-def choose(logits: torch.Tensor, count: int, asked: Asked) -> list[Choice]:
+def choose(logits: torch.Tensor, count: int, asked: Asked) -> list[int]:
     """`count` tokens in a row from the same logits."""
     made = sampler(len(logits))
     made.begin(1, asked)
-    return [made.sample(logits[None].clone(), [(1, 0)])[0] for _ in range(count)]
+    return [made.sample(logits[None].clone(), [(1, 0)]).tokens[0] for _ in range(count)]
 
 
 def test_penalties_bend_logits_as_they_are_defined() -> None:
     logits = torch.tensor([2.0, 1.9, 1.0, -1.0])
     presence = Asked(Sampling(presence_penalty=0.5), frozenset())
-    assert [c.token for c in choose(logits, 4, presence)] == [0, 1, 0, 0]
+    assert choose(logits, 4, presence) == [0, 1, 0, 0]
     frequency = Asked(Sampling(frequency_penalty=0.6), frozenset())
-    assert [c.token for c in choose(logits, 5, frequency)] == [0, 1, 0, 1, 2]
+    assert choose(logits, 5, frequency) == [0, 1, 0, 1, 2]
     repetition = Asked(Sampling(repetition_penalty=2.0), frozenset(), prompt=(0,))
-    assert [c.token for c in choose(logits, 2, repetition)] == [1, 0]
+    assert choose(logits, 2, repetition) == [1, 0]
     bias = Asked(Sampling(logit_bias={3: 10.0}), frozenset())
-    assert choose(logits, 1, bias)[0].token == 3
+    assert choose(logits, 1, bias) == [3]
 
 
 @pytest.mark.parametrize("cuts", [{}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.1}])
@@ -90,44 +90,47 @@ def test_the_smallest_and_largest_temperatures_draw_as_their_limits_do(
 ) -> None:
     logits = torch.tensor([1.0, 1e30, 2.0, -1e30])
     smallest = Asked(Sampling(temperature=1e-320, seed=1, **cuts), frozenset())
-    assert {c.token for c in choose(logits, 20, smallest)} == {1}
+    assert {*choose(logits, 20, smallest)} == {1}
     largest = Asked(Sampling(temperature=1e308, seed=1, **cuts), frozenset())
-    assert {c.token for c in choose(logits, 60, largest)} <= {0, 1, 2, 3}
+    assert {*choose(logits, 60, largest)} <= {0, 1, 2, 3}
 
 
 def test_an_answer_does_not_end_before_its_least_length() -> None:
     asked = Asked(Sampling(min_tokens=2), frozenset({0}))
     logits = torch.tensor([3.0, 2.0, 1.0])
-    assert [c.token for c in choose(logits, 3, asked)] == [1, 1, 0]
+    assert choose(logits, 3, asked) == [1, 1, 0]
 
 
 def test_log_probabilities_are_those_of_the_model_before_all_else() -> None:
     logits = torch.tensor([1.0, 3.0, 2.0])
     asked = Asked(Sampling(temperature=0.1, logit_bias={0: 50.0}, logprobs=2, seed=1), frozenset())
-    (choice,) = choose(logits, 1, asked)
+    made = sampler(len(logits))
+    made.begin(1, asked)
+    tokens, chances = made.sample(logits[None].clone(), [(1, 0)])
     expected = torch.log_softmax(logits, 0)
-    assert choice.token == 0 and choice.logprob == pytest.approx(float(expected[0]))
-    assert [token for token, _ in choice.top] == [1, 2]
-    assert choice.top[0][1] == pytest.approx(float(expected[1]))
+    assert tokens == [0]
+    assert chances == {0: Chance(pytest.approx(float(expected[0])), chances[0].top)}
+    assert [token for token, _ in chances[0].top] == [1, 2]
+    assert chances[0].top[0][1] == pytest.approx(float(expected[1]))
 
 
 def test_what_is_no_token_is_never_chosen() -> None:
     made = sampler(4, unknown=(3,))
     logits = torch.tensor([[0.0, 1.0, 0.5, 9.0]])
-    assert made.sample(logits, [(1, 0)])[0].token == 1
+    assert made.sample(logits, [(1, 0)]).tokens == [1]
 
 
 @given(st.integers(0, 2**63), st.integers(1, 6))
 def test_a_seed_repeats_its_draws_whatever_else_is_in_the_batch(seed: int, others: int) -> None:
     logits = torch.linspace(0, 1, 50)
     asked = Asked(Sampling(temperature=1.0, seed=seed), frozenset())
-    alone = [choice.token for choice in choose(logits, 5, asked)]
+    alone = choose(logits, 5, asked)
     made = sampler(50)
     for request in range(others + 1):
         other = Asked(Sampling(temperature=1.0, seed=request), frozenset())
         made.begin(request, asked if request == others else other)
     rows = [(request, 0) for request in range(others + 1)]
-    together = [made.sample(logits.repeat(others + 1, 1), rows)[-1].token for _ in range(5)]
+    together = [made.sample(logits.repeat(others + 1, 1), rows).tokens[-1] for _ in range(5)]
     assert together == alone
 
 
@@ -161,7 +164,7 @@ def test_random_logits_under_a_grammar_give_what_it_allows(grammar: Grammar) -> 
     while len(ids) < 400:
         logits = torch.randn(1, vocab, generator=generator)
         logits[0, end] += 3
-        ids.append(made.sample(logits, [(1, 0)])[0].token)
+        ids += made.sample(logits, [(1, 0)]).tokens
         if ids[-1] == end:
             break
     text = tokenizer.decode(ids[:-1])

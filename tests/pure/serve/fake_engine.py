@@ -134,8 +134,8 @@ class Driver:
         stopped = {i for i, token in enumerate(tokens) if self.stops and token == STOP_TOKEN}
         progress = self.scheduler.complete(step.id, tokens, self.now_s, stopped)
         self.check()
-        for request_id, continuation, token in progress.sampled:
-            self.texts[request_id, continuation].append(token)
+        for answer, token in zip(progress.answers, progress.tokens, strict=True):
+            self.texts[answer].append(token)
         self.note(progress.finished)
         return progress
 

@@ -220,8 +220,8 @@ class EngineLoop:
 
     def complete(self, step: Step, now: float) -> None:
         tokens = [1] * len(step.samples)
-        for sampled in self.core.complete(step.id, tokens, now).sampled:
-            self.times.setdefault(sampled.request_id, []).append(now)
+        for request_id, _ in self.core.complete(step.id, tokens, now).answers:
+            self.times.setdefault(request_id, []).append(now)
 
     def end(self, step: Step, now: float) -> float:
         """When a step that is planned now leaves the last stage."""

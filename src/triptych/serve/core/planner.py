@@ -18,6 +18,7 @@ class Draft:
         self.horizon = horizon  # the last step that nobody has to wait for any more
         self.allowance = allowance  # prompt tokens beside decodes
         self.samplers: list[Sequence] = []
+        self.turns: list[int] = []  # places of samplers for which more than a token changes
         self.touched: list[Sequence] = []  # whose prompts it computes
         self.started: list[Start] = []
         self.forks: list[Fork] = []
@@ -84,25 +85,25 @@ class StepPlanner:
     def _decode(self, draft: Draft) -> None:
         """One token of each sequence that decodes; a pipeline divides them over its batches."""
         decoding, horizon, step_id = self.book.decoding, draft.horizon, draft.id
-        slots, samplers, tightest = draft.decodes, draft.samplers, math.inf
-        share = -(-len(decoding) // self.limits.stages)
-        # Not a `for` over a copy: sequences due later may be preempted on the way.
-        index = 0
-        while index < len(decoding) and len(slots) < share:
-            sequence = decoding[index]
-            index += 1
+        slots, samplers, turns = draft.decodes, draft.samplers, draft.turns
+        share, tightest = -(-len(decoding) // self.limits.stages), math.inf
+        for sequence in decoding:  # those due later may be preempted on the way
             if sequence.waits_for > horizon or sequence.planned == sequence.end:
                 continue
             grows = sequence.computed == sequence.capacity or sequence.shares_tail
             if grows and not self._grow(sequence, draft):
                 break
-            sequence.computed += 1
-            sequence.planned += 1
+            sequence.computed = computed = sequence.computed + 1
+            sequence.planned = planned = sequence.planned + 1
             sequence.waits_for = step_id
+            if computed == sequence.capacity or planned == sequence.end:
+                turns.append(len(slots))
             slots.append(sequence.slot)
             samplers.append(sequence)
             if sequence.tpot_s < tightest:
                 tightest = sequence.tpot_s
+            if len(slots) == share:
+                break
         draft.tightest_tpot_s = tightest
 
     def _grow(self, sequence: Sequence, draft: Draft) -> bool:
@@ -190,6 +191,8 @@ class StepPlanner:
             sequence.waits_for = draft.id
         samples = self._samplers(sequence, draft) if is_last else []
         slots = tuple(sampler.slot for sampler in samples)
+        first = len(draft.samplers)
+        draft.turns += range(first, first + len(samples))
         draft.samplers += samples
         draft.chunks.append(Chunk(sequence.slot, start, count, slots))
         return count

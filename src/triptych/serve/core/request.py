@@ -86,14 +86,6 @@ class Admission(NamedTuple):
     refusal: Refusal | None = None
 
 
-class Sampled(NamedTuple):
-    """A token of one living continuation."""
-
-    request_id: int
-    continuation: int  # 0 <= continuation < n
-    token: int
-
-
 class Finished(NamedTuple):
     """The end of one continuation."""
 
@@ -103,7 +95,11 @@ class Finished(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What one completed step brought, in the order of its samples."""
+    """What one completed step brought: a token for each continuation that lived, in the order of
+    the step's samples.
+    """
 
-    sampled: list[Sampled]
+    answers: list[tuple[int, int]]  # request, continuation (0 <= continuation < n)
+    tokens: Sequence[int]
+    places: Sequence[int]  # of each among the samples of the step
     finished: list[Finished]

@@ -27,7 +27,6 @@ from triptych.serve.core.request import (
     Reason,
     Refusal,
     Request,
-    Sampled,
     State,
 )
 from triptych.serve.core.sequence import Sequence as Continuation
@@ -40,6 +39,7 @@ class Flight:
 
     step_id: int
     samplers: list[Continuation]
+    turns: list[int]  # places of samplers whose answer ends, or whose block is full, with it
     planned_s: float
     prefill_tokens: int
     num_starts: int
@@ -140,23 +140,21 @@ class Scheduler:
             requests that were ended meanwhile are dropped without a word.
 
         """
-        flight = self.flights.popleft()
-        assert flight.step_id == step_id and len(tokens) == len(flight.samplers)
+        flight, gone = self.flights.popleft(), State.FINISHED
+        samplers, finished = flight.samplers, list[Finished]()
+        assert flight.step_id == step_id
         self._observe(flight, now_s)
-        progress, size, gone = Progress([], []), self.limits.block_size, State.FINISHED
-        for position, (sequence, token) in enumerate(zip(flight.samplers, tokens, strict=True)):
-            if sequence.state is gone:
-                continue
-            known = sequence.tokens
-            known.append(token)
-            progress.sampled.append(Sampled(sequence.request.id, sequence.index, token))
-            if len(known) % size == 1 % size:
-                self._name(sequence)
-            if position in stopped:
-                self._finish(sequence, Reason.STOP, progress.finished)
-            elif len(known) == sequence.end:
-                self._finish(sequence, Reason.LENGTH, progress.finished)
-        return progress
+        for sequence, token in zip(samplers, tokens, strict=True):
+            sequence.tokens.append(token)
+        answers = [sequence.answer for sequence in samplers if sequence.state is not gone]
+        places: Sequence[int] = range(len(samplers))
+        if len(answers) < len(samplers):
+            places = [place for place in places if samplers[place].state is not gone]
+            tokens = [tokens[place] for place in places]
+        for place in sorted({*flight.turns, *stopped}) if stopped else flight.turns:
+            if samplers[place].state is not gone:
+                self._turn(samplers[place], place in stopped, finished)
+        return Progress(answers, tokens, places, finished)
 
     def abort(self, request_id: int) -> int:
         """Ends all continuations of a request, at any moment; returns how many lived.
@@ -220,6 +218,7 @@ class Scheduler:
         return Flight(
             draft.id,
             draft.samplers,
+            draft.turns,
             now_s,
             draft.prefill_tokens,
             len(draft.started),
@@ -239,10 +238,13 @@ class Scheduler:
         self._pace.note(now_s - max(flight.planned_s, since), flight.tightest_tpot_s)
         times.append(now_s)
 
-    def _finish(self, sequence: Continuation, reason: Reason, finished: list[Finished]) -> None:
-        self.book.leave(sequence)
-        finished.append(Finished(sequence.request.id, sequence.index, reason))
-
-    def _name(self, sequence: Continuation) -> None:
-        if self.limits.prefix_reuse and sequence.state is State.RUNNING:
+    def _turn(self, sequence: Continuation, stops: bool, finished: list[Finished]) -> None:
+        """What follows from a token besides its being known: a full block, or the end."""
+        num_known, size = len(sequence.tokens), self.limits.block_size
+        is_running = sequence.state is State.RUNNING
+        if self.limits.prefix_reuse and is_running and num_known % size == 1 % size:
             self.book.name_blocks(sequence)
+        if stops or num_known == sequence.end:
+            self.book.leave(sequence)
+            reason = Reason.STOP if stops else Reason.LENGTH
+            finished.append(Finished(*sequence.answer, reason))

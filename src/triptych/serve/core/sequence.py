@@ -18,6 +18,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "answer",
         "blocks",
         "capacity",
         "computed",
@@ -45,6 +46,7 @@ class Sequence:
     ) -> None:
         self.request = request
         self.index = index  # among the continuations of the request
+        self.answer = (request.id, index)
         self.order = order  # the one order of all decisions: smaller first
         self.end = end  # tokens when it is complete
         self.priority, self.tpot_s = latency.priority, latency.tpot_s
@@ -74,6 +76,7 @@ class Sequence:
         for name in Sequence.__slots__:
             setattr(other, name, getattr(self, name))
         other.index, other.order = index, (*self.order[:2], index)
+        other.answer = (self.request.id, index)
         other.tokens, other.blocks = list(self.tokens), list(self.blocks)
         other.hashes, other.num_forks = list(self.hashes), 0
         return other

@@ -54,7 +54,7 @@ class Tables:
         at = self.lengths[decodes]
         positions, tokens = [at], [np.zeros(len(decodes), np.int32)]
         cache = [self._cache(decodes, at)]
-        self.lengths[decodes] += 1
+        self.lengths[decodes] = at + 1
         for slot, start, num_tokens, samples in step.chunks:
             first, prompt = self.prompts[slot]
             at = np.arange(start, start + num_tokens, dtype=np.int32)
@@ -74,15 +74,18 @@ class Tables:
         return found
 
     def _spans(self, step: Step, decodes: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        chunks = step.chunks
+        chunks, num_decodes = step.chunks, len(decodes)
         slots = np.concatenate([decodes, np.array([c.slot for c in chunks], np.int32)])
-        counts = np.ones(len(slots), np.int32)
-        counts[len(decodes) :] = [c.num_tokens for c in chunks]
-        starts = np.zeros(len(slots) + 1, np.int32)
-        np.cumsum(counts, out=starts[1:])
-        sources = [*range(len(decodes)), *_sources(step, len(decodes))]
-        rows = starts[1:][sources] - 1
-        return starts, slots, self.lengths[slots], np.array(step.samples, np.int32), rows
+        starts = np.arange(len(slots) + 1, dtype=np.int32)
+        if chunks:
+            sizes = np.array([chunk.num_tokens for chunk in chunks], np.int32)
+            starts[num_decodes + 1 :] = num_decodes + np.cumsum(sizes)
+        # Each slot samples from its last row, and continuations of a prompt from that of its slot.
+        samples = [slot for chunk in chunks for slot in chunk.samples]
+        sources = [starts[num_decodes + i + 1] - 1 for i, c in enumerate(chunks) for _ in c.samples]
+        sampled = np.concatenate([decodes, np.array(samples, np.int32)])
+        rows = np.concatenate([starts[:num_decodes], np.array(sources, np.int32)])
+        return starts, slots, self.lengths[slots], sampled, rows
 
     def _change(self, step: Step) -> None:
         for slot in step.released:
@@ -101,8 +104,3 @@ class Tables:
             self.sizes[slots] += 1
         for slot, position, _, target in step.copies:
             self.blocks[slot, position] = target
-
-
-def _sources(step: Step, num_decodes: int) -> list[int]:
-    """For each sample of a chunk, which of the step's slots it is drawn from."""
-    return [num_decodes + i for i, chunk in enumerate(step.chunks) for _ in chunk.samples]

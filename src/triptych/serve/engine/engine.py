@@ -9,12 +9,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch.distributed as dist
 
@@ -24,7 +25,7 @@ from triptych.runtime.local import local_ranks
 from triptych.serve.core.budget import Allowance
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.order import Policy
-from triptych.serve.core.request import Admission, Reason, Request, State
+from triptych.serve.core.request import Admission, Progress, Reason, Request, State
 from triptych.serve.core.scheduler import Load, Scheduler
 from triptych.serve.core.step import Took
 from triptych.serve.engine.executor import Executor, RankExecutor
@@ -34,7 +35,7 @@ from triptych.serve.engine.sampler import Asked
 from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.engine.suitable import require_suitable
-from triptych.serve.engine.values import Ask, Logprob, Output, PromptLogprob
+from triptych.serve.engine.values import Ask, Logprob, Output, PromptLogprob, bare_output
 from triptych.serve.engine.worker import Done, Work
 
 Clock = Callable[[], float]
@@ -80,6 +81,7 @@ class Engine:
         self._stack = stack or ExitStack()
         self._asks: dict[int, Ask] = {}  # the living
         self._asked: dict[int, Asked] = {}
+        self._ends: set[int] = set()  # what ends some answer
         self._begun: list[tuple[int, Asked]] = []
         self._ended: list[int] = []
         self._prompts: dict[int, list[PromptLogprob]] = {}
@@ -171,6 +173,7 @@ class Engine:
             ends = frozenset() if sampling.ignores_end else self._end_ids
             counted = tuple(ask.prompt) if sampling.repetition_penalty != 1 else ()
             asked = Asked(sampling, ends | sampling.stop_ids, counted)
+            self._ends |= asked.end_ids
             self._asks[ask.id], self._asked[ask.id] = ask, asked
             self._begun.append((ask.id, asked))
             self.plan()
@@ -280,44 +283,58 @@ class Engine:
             self._executor.submit(work)
 
     def _complete(self, done: Done) -> list[Output]:
-        samplers, asked, gone = self.scheduler.flights[0].samplers, self._asked, State.FINISHED
-        tokens, living, stopped = [], [], set()
-        for place, (sequence, choice) in enumerate(zip(samplers, done.choices, strict=True)):
-            tokens.append(choice.token)
-            if sequence.state is not gone:
-                living.append(choice)
-                if choice.token in asked[sequence.request.id].end_ids:
-                    stopped.add(place)
         if done.prompt:
             self._take_prompts(done)
         self._took.append(Took(*self._sizes.popleft(), done.seconds))
-        progress = self.scheduler.complete(done.step_id, tokens, self._clock(), stopped)
+        stopped = self._stopped(done.tokens)
+        progress = self.scheduler.complete(done.step_id, done.tokens, self._clock(), stopped)
         self.plan()
-        reasons = {(f.request_id, f.continuation): f.reason for f in progress.finished}
-        outputs = []
-        for (request_id, continuation, token), choice in zip(progress.sampled, living, strict=True):
-            reason = reasons.get((request_id, continuation)) if reasons else None
-            prompt: tuple[PromptLogprob, ...] = ()
-            if self._prompts and continuation == 0:
-                prompt = tuple(self._prompts.pop(request_id, ()))
-            top = tuple(Logprob(*pair) for pair in choice.top) if choice.top else ()
-            outputs.append(
-                Output(request_id, continuation, token, reason, choice.logprob, top, prompt)
-            )
+        pairs = zip(progress.answers, progress.tokens, strict=True)
+        outputs = [bare_output(answer, token) for answer, token in pairs]
+        if progress.finished or done.chances or self._prompts:
+            self._add_details(outputs, progress, done)
         for finished in progress.finished:
             self._forget_ended(finished.request_id)
         return outputs
 
+    def _stopped(self, tokens: Sequence[int]) -> Collection[int]:
+        """The places of tokens that end their answers."""
+        if self._ends.isdisjoint(tokens):
+            return ()
+        found = set()
+        for place, sequence in enumerate(self.scheduler.flights[0].samplers):
+            asked = self._asked.get(sequence.request.id)
+            if asked is not None and tokens[place] in asked.end_ids:
+                found.add(place)
+        return found
+
+    def _add_details(self, outputs: list[Output], progress: Progress, done: Done) -> None:
+        """How answers end, and what the model thought of tokens."""
+        reasons = {(f.request_id, f.continuation): f.reason for f in progress.finished}
+        for number, (answer, place) in enumerate(
+            zip(progress.answers, progress.places, strict=True)
+        ):
+            changes: dict[str, Any] = {}
+            if answer in reasons:
+                changes["finish"] = reasons[answer]
+            if (found := done.chances.get(place)) is not None:
+                top = tuple(Logprob(*pair) for pair in found.top)
+                changes |= {"logprob": found.logprob, "top": top}
+            if self._prompts and answer[1] == 0 and answer[0] in self._prompts:
+                changes["prompt"] = tuple(self._prompts.pop(answer[0]))
+            if changes:
+                outputs[number] = outputs[number]._replace(**changes)
+
     def _take_prompts(self, done: Done) -> None:
         """Collects what the model thought of prompts; again after a preemption is too late."""
-        for request_id, position, choice in done.prompt:
+        for request_id, position, token, chance in done.prompt:
             ask = self._asks.get(request_id)
             if ask is None or position >= len(ask.prompt):
                 continue
             found = self._prompts.setdefault(request_id, [PromptLogprob(ask.prompt[0], None)])
             if position == len(found):
-                top = tuple(Logprob(*pair) for pair in choice.top)
-                found.append(PromptLogprob(choice.token, choice.logprob, top))
+                top = tuple(Logprob(*pair) for pair in chance.top)
+                found.append(PromptLogprob(token, chance.logprob, top))
 
     def _forget_ended(self, request_id: int) -> None:
         if request_id not in self.scheduler.book.living:

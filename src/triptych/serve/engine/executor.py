@@ -272,7 +272,7 @@ class RankLine:
         """Waits for what the oldest step brought on another rank."""
         seat, work, began_s = self._awaited.popleft()
         done = seat.worker.hear()
-        seat.worker.learn(work.step.samples, [choice.token for choice in done.choices])
+        seat.worker.learn(work.step.samples, done.tokens)
         seat.publish(done._replace(seconds=time.perf_counter() - began_s))
 
 

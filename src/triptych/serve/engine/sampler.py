@@ -23,12 +23,18 @@ CANDIDATES = 512
 GuideMaker = Callable[[Grammar | None], Guide | None]
 
 
-class Choice(NamedTuple):
-    """A token and, if the request asks, its log-probability and the likeliest ones'."""
+class Chance(NamedTuple):
+    """The log-probability of a token, and the likeliest ones with theirs."""
 
-    token: int
-    logprob: float | None = None
+    logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+class Drawn(NamedTuple):
+    """A token for each row, and for those rows whose request asks what the model thought of it."""
+
+    tokens: list[int]
+    chances: dict[int, Chance]
 
 
 @dataclass(slots=True)
@@ -68,33 +74,34 @@ class Sampler:
         self._vocab = vocab
         self._unknown = torch.tensor(sorted(unknown), dtype=torch.int64)
         self._make_guide = make_guide
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, Asked] = {}  # of those who want more than the likeliest tokens
         self._answers: dict[int, dict[int, _Answer]] = {}
 
     def begin(self, request_id: int, asked: Asked) -> None:
         """From now on the request's answers may be sampled."""
-        self._asked[request_id], self._answers[request_id] = asked, {}
+        if not asked.sampling.is_plain:
+            self._asked[request_id], self._answers[request_id] = asked, {}
 
     def end(self, request_id: int) -> None:
         """Forgets a request."""
         self._asked.pop(request_id, None)
         self._answers.pop(request_id, None)
 
-    def sample(self, logits_NV: torch.Tensor, answers: Sequence[tuple[int, int]]) -> list[Choice]:
+    def sample(self, logits_NV: torch.Tensor, answers: Sequence[tuple[int, int]]) -> Drawn:
         """A token for each row; `answers` are request and continuation. Changes `logits_NV`."""
         if len(self._unknown):
             logits_NV.index_fill_(1, self._unknown.to(logits_NV.device), -torch.inf)
-        likeliest = logits_NV.argmax(dim=1).tolist()
-        return [
-            self._choose(logits_NV[row], token, *answer)
-            for row, (token, answer) in enumerate(zip(likeliest, answers, strict=True))
-        ]
+        drawn = Drawn(logits_NV.argmax(dim=1).tolist(), {})
+        if self._asked:
+            for row, (request_id, index) in enumerate(answers):
+                if request_id in self._asked:  # else it is plain, or has just ended
+                    self._choose(logits_NV[row], request_id, index, row, drawn)
+        return drawn
 
-    def _choose(self, logits_V: torch.Tensor, likeliest: int, request: int, index: int) -> Choice:
-        asked = self._asked.get(request)
-        if asked is None or asked.sampling.is_plain:  # None: it has just ended
-            return Choice(likeliest)
-        answers = self._answers[request]
+    def _choose(
+        self, logits_V: torch.Tensor, request_id: int, index: int, row: int, drawn: Drawn
+    ) -> None:
+        asked, answers = self._asked[request_id], self._answers[request_id]
         if index not in answers:
             guide = self._make_guide(asked.sampling.grammar)
             answers[index] = _Answer(asked, self._vocab, guide)
@@ -107,18 +114,16 @@ class Sampler:
             uniform = _uniform(sampling.seed or 0, index, answer.num_tokens)
             token = draw(bent_V, sampling, uniform)
         answer.add(token)
-        if sampling.logprobs is None:
-            return Choice(token)
-        return Choice(token, *logprobs(raw_V, token, sampling.logprobs))
+        drawn.tokens[row] = token
+        if sampling.logprobs is not None:
+            drawn.chances[row] = chance(raw_V, token, sampling.logprobs)
 
 
-def logprobs(
-    logits_V: torch.Tensor, token: int, count: int
-) -> tuple[float, tuple[tuple[int, float], ...]]:
+def chance(logits_V: torch.Tensor, token: int, count: int) -> Chance:
     """The log-probability of a token, and the `count` likeliest tokens with theirs."""
     found_V = torch.log_softmax(logits_V.float(), dim=0)
     values, ids = found_V.topk(count)
-    return float(found_V[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return Chance(float(found_V[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
 
 
 def _bend(logits_V: torch.Tensor, asked: Asked, answer: _Answer) -> torch.Tensor:

@@ -56,6 +56,11 @@ class Output(NamedTuple):
     prompt: tuple[PromptLogprob, ...] = ()  # with the first token, if the request asked for it
 
 
+def bare_output(answer: tuple[int, int], token: int) -> Output:
+    """A token and nothing else: a third of the cost of `Output(...)`, once for every token."""
+    return tuple.__new__(Output, (*answer, token, None, None, (), ()))
+
+
 class PromptLogprob(NamedTuple):
     """A prompt token; the first one has no probability."""
 

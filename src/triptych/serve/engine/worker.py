@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from triptych.plan.plan import Plan
 from triptych.plan.ranks import axis_groups
@@ -21,9 +22,9 @@ from triptych.runtime.comm import Pending
 from triptych.runtime.mesh import Mesh
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.step import Step
-from triptych.serve.core.tables import Rows, Tables
+from triptych.serve.core.tables import Ints, Rows, Tables
 from triptych.serve.engine.cache import Pool
-from triptych.serve.engine.sampler import Asked, Choice, Sampler, logprobs
+from triptych.serve.engine.sampler import Asked, Chance, Drawn, Sampler, chance
 from triptych.serve.engine.stage import Stage
 
 
@@ -36,20 +37,22 @@ class Work(NamedTuple):
     completed: int = -1  # the last step whose tokens the scheduler knew
 
 
-class PromptChoice(NamedTuple):
+class PromptChance(NamedTuple):
     """A prompt token that was computed, and what the model had thought of it."""
 
     request_id: int
     position: int
-    choice: Choice
+    token: int
+    chance: Chance
 
 
 class Done(NamedTuple):
     """What a step brought, in the order of its samples."""
 
     step_id: int
-    choices: Sequence[Choice]
-    prompt: Sequence[PromptChoice] = ()
+    tokens: Sequence[int]
+    chances: Mapping[int, Chance] = {}  # by place among the samples, for requests that ask
+    prompt: Sequence[PromptChance] = ()
     seconds: float = 0.0  # from its start on rank 0 until its tokens were there
 
 
@@ -115,16 +118,16 @@ class Worker:
             done = self._sample(step, rows, hidden_RH) if self._is_last else None
         self._end(work)
         if done is not None:
-            self._tell(step, done)
+            self._tell(rows.samples, done)
         elif self._is_first and self.mesh.rank != 0:
             self._awaited.append((step.id, step.samples))
             if self.route.sampler == 0:  # rank 0 says the tokens before it says the next step
                 self.drain(step.id)
         return done
 
-    def learn(self, samples: Sequence[int], tokens: Sequence[int]) -> None:
+    def learn(self, samples: ArrayLike, tokens: Sequence[int]) -> None:
         """Takes in the tokens of slots, the inputs of their next rows."""
-        self._last[list(samples)] = tokens
+        self._last[np.asarray(samples, np.int64)] = tokens
 
     def hear(self) -> Done:
         """What the oldest step brought, from the rank that sampled; for rank 0."""
@@ -192,8 +195,8 @@ class Worker:
         if self._is_first and self.mesh.rank not in (0, self.route.sampler):
             self.drain(max(work.completed, step.id - self.route.num_stages))
         ids = rows.tokens.astype(np.int64)
-        if step.decodes:
-            ids[: len(step.decodes)] = self._last[list(step.decodes)]
+        decodes = rows.slots[: len(step.decodes)]
+        ids[: len(decodes)] = self._last[decodes]
         return ids
 
     # ---- the model ----------------------------------------------------------------------------
@@ -214,21 +217,21 @@ class Worker:
 
     def _sample(self, step: Step, rows: Rows, hidden_RH: torch.Tensor) -> Done | None:
         """The head on the last rows only, and a token for each."""
-        choices: list[Choice] = []
+        drawn = Drawn([], {})
         if len(rows.samples):
             at = torch.from_numpy(rows.sample_rows).to(hidden_RH.device, torch.int64)
             logits_NV = self._stage.logits(hidden_RH[at])
             if self._sampler is not None:
                 answers = [self._answers[slot] for slot in step.samples]
-                choices = self._sampler.sample(logits_NV, answers)
-        prompt = self._prompt_choices(step, rows, hidden_RH)
-        return None if self._sampler is None else Done(step.id, choices, prompt)
+                drawn = self._sampler.sample(logits_NV, answers)
+        prompt = self._prompt_chances(step, rows, hidden_RH) if self._prompts else []
+        return None if self._sampler is None else Done(step.id, *drawn, prompt)
 
-    def _prompt_choices(
+    def _prompt_chances(
         self, step: Step, rows: Rows, hidden_RH: torch.Tensor
-    ) -> list[PromptChoice]:
+    ) -> list[PromptChance]:
         """What the model thought of prompt tokens, for requests that ask: the head on all rows."""
-        found: list[PromptChoice] = []
+        found: list[PromptChance] = []
         for number, chunk in enumerate(step.chunks, start=len(step.decodes)):
             tokens = self._prompts.get(chunk.slot)
             if tokens is None:
@@ -239,18 +242,18 @@ class Worker:
             request_id = self._answers[chunk.slot][0]
             count = self._asked[request_id].sampling.logprobs or 0
             for offset, token in enumerate(targets):
-                choice = Choice(token, *logprobs(logits[offset], token, count))
-                found.append(PromptChoice(request_id, chunk.start + 1 + offset, choice))
+                about = request_id, chunk.start + 1 + offset, token
+                found.append(PromptChance(*about, chance(logits[offset], token, count)))
         return found
 
-    def _tell(self, step: Step, done: Done) -> None:
+    def _tell(self, samples: Ints, done: Done) -> None:
         """Sends what was sampled to those who need it."""
-        tokens = [choice.token for choice in done.choices]
         if self.mesh.rank in self.route.first_stage:
-            self.learn(step.samples, tokens)
-        sent = torch.tensor(tokens, dtype=torch.int64)
-        for rank in self.route.first_stage:
-            if rank not in (0, self.mesh.rank) and tokens:
+            self.learn(samples, done.tokens)
+        others = [rank for rank in self.route.first_stage if rank not in (0, self.mesh.rank)]
+        if others and done.tokens:
+            sent = torch.tensor(done.tokens, dtype=torch.int64)
+            for rank in others:
                 self._sending.append((self._now, self.mesh.world.start_send(sent, rank)))
         if self.mesh.rank != 0:
             self.send(pickle.dumps(done), 0)
