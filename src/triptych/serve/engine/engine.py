@@ -35,7 +35,7 @@ from triptych.serve.engine.sampler import Asked
 from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.engine.suitable import require_suitable
-from triptych.serve.engine.values import Ask, Logprob, Output, PromptLogprob, bare_output
+from triptych.serve.engine.values import Ask, Logprob, Output, PromptLogprob, bare_outputs
 from triptych.serve.engine.worker import Done, Work
 
 Clock = Callable[[], float]
@@ -289,8 +289,7 @@ class Engine:
         stopped = self._stopped(done.tokens)
         progress = self.scheduler.complete(done.step_id, done.tokens, self._clock(), stopped)
         self.plan()
-        pairs = zip(progress.answers, progress.tokens, strict=True)
-        outputs = [bare_output(answer, token) for answer, token in pairs]
+        outputs = bare_outputs(progress.answers, progress.tokens)
         if progress.finished or done.chances or self._prompts:
             self._add_details(outputs, progress, done)
         for finished in progress.finished:
