@@ -46,12 +46,12 @@ def place_llms(path: Path, out: Path | None) -> tuple[Answer, str | None]:
         raise InputError(Problem(what, works="more or larger devices"))
     best = max(kinds, key=lambda shape: kinds[shape][1])
     groups = [group for group in kinds[best][0] if group.models]
-    attainment = {"this placement": _attained(fleet, groups, judged)}
+    simulated = fleet.simulated(groups)
+    met = [simulated.met(record) for record in simulated.run(judged)]
+    attainment = {"this placement": float(np.mean(met))}
     for shape, (others, _) in kinds.items():
         if shape != best:
-            attainment[f"groups of {shape}"] = _attained(fleet, others, judged)
-    simulated = fleet.simulated(groups)
-    simulated.run(judged)
+            attainment[f"groups of {shape}"] = float(fleet.served(others, judged).mean())
     document = {
         "devices": file.num_devices,
         "groups": _groups(file, groups, simulated, judged),
@@ -119,10 +119,6 @@ def priced(file: LlmFile) -> LlmFleet:
 
 def _numbered(file: LlmFile, group: HostGroup) -> LlmGroup:
     return LlmGroup(group.shape, tuple(file.names.index(name) for name in group.models))
-
-
-def _attained(fleet: LlmFleet, groups: Sequence[LlmGroup], trace: Trace) -> float:
-    return float(fleet.served(groups, trace).mean())
 
 
 def _groups(

@@ -112,10 +112,10 @@ def command(
     policy = Policy(classes=(latency,), refuses_late=refuse_late)
     if folder.suffix == ".toml":
         says = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "refuse_late": refuse_late}
-        _refuse(_FILE_SAYS, {"plan": plan, "name": name, **sizes, **says})
+        _refuse(folder, _FILE_SAYS, {"plan": plan, "name": name, **sizes, **says})
         stopped_by = serve_fleet(folder, place, exposure, replace_every, ray)
     else:
-        _refuse({}, {"replace_every": replace_every, "ray": ray})
+        _refuse(folder, {}, {"replace_every": replace_every, "ray": ray})
         if plan:
             require_suitable_plan(folder, plan)
         given = name or folder.resolve().name
@@ -127,13 +127,16 @@ _FILE_SAYS = {"max_running": 256, "max_waiting": 512, "slo_ttft": 1.0, "slo_tpot
 """Defaults of options that a fleet file has its own keys for."""
 
 
-def _refuse(defaults: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raises InputError for options that mean nothing here."""
+def _refuse(folder: Path, defaults: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raises InputError for options that mean nothing for what is served."""
     wrong = [key for key, value in given.items() if value and value != defaults.get(key)]
     if wrong:
         options = ", ".join("--" + key.replace("_", "-") for key in wrong)
-        works = "keys of the fleet file" if defaults else "a fleet file"
-        raise InputError(Problem(f"{options} with what is served here", works=works))
+        if defaults:
+            rule, works = "a fleet file says that of each model", "its keys, as in docs/fleet.md"
+        else:
+            rule, works = "one model has nowhere else to go", "triptych serve FLEET.toml"
+        raise InputError(Problem(f"{options} with {folder}", rule, works))
 
 
 def _serve(

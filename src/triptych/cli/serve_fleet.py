@@ -52,9 +52,9 @@ def serve_fleet(
 def _starter(ray: str | None) -> Callable[[HostGroup], Any]:
     """What starts a group. Raises RunError if there is no such cluster."""
     if ray is None:
-        from triptych.serve.http.link import GroupProcess
+        from triptych.serve.http.link import start_process
 
-        return lambda group: GroupProcess(group.cores)
+        return start_process
     from triptych.serve.http.ray_groups import RayGroup, connect
 
     connect(ray)

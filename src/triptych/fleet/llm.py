@@ -19,18 +19,19 @@ from triptych.cost.serving.memory import Memory, memory
 from triptych.cost.serving.step import Stepper
 from triptych.errors import InputError, Problem
 from triptych.fleet.models import Shape
+from triptych.fleet.room import BLOCK
 from triptych.fleet.shared import Seat, SharedFleet, SharedGroup
 from triptych.fleet.terms import StepPrice, Terms
 from triptych.model.model import Model
+from triptych.plan.plan import even_split
 from triptych.plan.serving import ServingPlan
 from triptych.serve.core.limits import Limits
 from triptych.simulate.priced import PricedSteps
-from triptych.simulate.replica import Record, StepShape
+from triptych.simulate.replica import StepShape
 from triptych.simulate.trace import Trace
 from triptych.units import GIB
 
 CACHE_SHARE = 0.3  # of a device's memory that weights leave to keys and values
-BLOCK = 16
 BATCH, CHUNK = 256, 2048
 
 
@@ -98,10 +99,6 @@ class LlmFleet:
         fleet = self.simulated(groups, refuses_late=refuses_late)
         return np.array([fleet.met(record) for record in fleet.run(trace)], dtype=np.bool_)
 
-    def records(self, groups: Sequence[LlmGroup], trace: Trace) -> list[Record]:
-        """What becomes of each request."""
-        return self.simulated(groups).run(trace)
-
     def simulated(self, groups: Sequence[LlmGroup], *, refuses_late: bool = True) -> SharedFleet:
         """The groups with nothing on them."""
         shared = [self.shared(group) for group in groups]
@@ -151,8 +148,7 @@ class LlmFleet:
         return bool(most <= (1 - CACHE_SHARE) * parts[0].limit_bytes)
 
     def _plan(self, model: int, shape: Shape) -> ServingPlan:
-        per, rest = divmod(self.models[model].num_layers, shape.pipeline)
-        layers = tuple(per + (stage < rest) for stage in range(shape.pipeline))
+        layers = even_split(self.models[model].num_layers, shape.pipeline)
         return ServingPlan(layers=layers, tensor=shape.tensor, replicas=1, batch=BATCH, chunk=CHUNK)
 
     def _memory(self, model: int, shape: Shape) -> Memory:

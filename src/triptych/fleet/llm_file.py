@@ -35,7 +35,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -119,10 +119,6 @@ class LlmFile:
         prompt, output = self.lengths
         lengths = log_normal_lengths((prompt, LENGTHS_CV), (output, LENGTHS_CV))
         return make(arrival_s, lengths, rng, model, self.names)
-
-    def with_groups(self, groups: Sequence[HostGroup]) -> LlmFile:
-        """The same models on other groups."""
-        return replace(self, groups=tuple(groups))
 
 
 def is_of_llms(path: Path) -> bool:

@@ -12,6 +12,7 @@ from triptych.errors import InputError, Problem
 from triptych.fleet.models import Shape
 from triptych.model.hf import from_config
 from triptych.model.model import Model
+from triptych.plan.plan import even_split
 from triptych.plan.serving import ServingPlan
 from triptych.units import DTYPE_BYTES, GIB
 
@@ -41,10 +42,14 @@ def read_config(folder: Path) -> tuple[Model, str]:
 def room(folder: Path, shape: Shape, context: int | None) -> Room:
     """What a model takes on each device of a group. Raises InputError if it cannot be counted."""
     model, dtype = read_config(folder)
-    per, rest = divmod(model.num_layers, shape.pipeline)
-    layers = tuple(per + (stage < rest) for stage in range(shape.pipeline))
     plan = ServingPlan(
-        layers=layers, tensor=shape.tensor, replicas=1, batch=1, chunk=1, weights=dtype, cache=dtype
+        layers=even_split(model.num_layers, shape.pipeline),
+        tensor=shape.tensor,
+        replicas=1,
+        batch=1,
+        chunk=1,
+        weights=dtype,
+        cache=dtype,
     )
     tokens = -(-min(context or model.max_position, model.max_position) // BLOCK) * BLOCK
     weights, cached = 0.0, 0.0

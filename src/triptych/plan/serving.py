@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from triptych.plan.plan import even_split
 from triptych.units import DTYPE_BYTES
 
 
@@ -66,8 +67,7 @@ class ServingPlan:
     @property
     def is_even(self) -> bool:
         """True if stages differ by a layer at most, the first ones larger."""
-        quotient, rest = divmod(sum(self.layers), self.pp)
-        return self.layers == tuple(quotient + (index < rest) for index in range(self.pp))
+        return self.layers == even_split(sum(self.layers), self.pp)
 
     def short(self) -> str:
         """The plan in a line, as `--fix` reads it."""

@@ -62,11 +62,6 @@ class Watch:
             self._asked = (time.monotonic(), number)
 
     @property
-    def was_asked(self) -> bool:
-        """True if somebody asked the ranks to end."""
-        return self._asked is not None
-
-    @property
     def seen(self) -> set[int]:
         """The processes of all attempts that were seen."""
         return set(self._processes)

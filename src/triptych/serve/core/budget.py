@@ -26,12 +26,6 @@ class Allowance:
         return max(0, self._budget.free_bytes(self) // self.block_bytes)
 
     @property
-    def most_blocks(self) -> int:
-        """Blocks that it may ever hold: all that is not guaranteed to others."""
-        reserved = sum(a.guarantee_bytes for a in self._budget.allowances if a is not self)
-        return max(0, self._budget.total_bytes - reserved) // self.block_bytes
-
-    @property
     def num_returns(self) -> int:
         """Times that anybody gave something back."""
         return self._budget.num_returns

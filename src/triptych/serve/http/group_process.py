@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Protocol
 
 from triptych.errors import InputError, RunError, TriptychError
 from triptych.serve.core.request import Admission
@@ -29,10 +28,6 @@ from triptych.serve.http.messages import (
     Stop,
     To,
 )
-
-
-class _HasFile(Protocol):
-    def fileno(self) -> int: ...
 
 
 def main(pipe: Connection) -> None:

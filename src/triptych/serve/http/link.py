@@ -8,11 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from triptych.errors import RunError, TriptychError
 from triptych.serve.core.limits import Limits
 from triptych.serve.http.messages import Ended, Opened, Start
+
+if TYPE_CHECKING:
+    from triptych.fleet.llm_file import HostGroup
 
 _MODULE = "triptych.serve.http.group_process"
 _GOODBYE_S = 10.0
@@ -81,13 +84,13 @@ class GroupProcess:
     def __enter__(self) -> GroupProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end(is_waited_for=error is None)
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.end(is_waited_for=kind is None)
+
+
+def start_process(spec: HostGroup) -> GroupProcess:
+    """A process for a group, on its cores."""
+    return GroupProcess(spec.cores)
 
 
 def limits_from(

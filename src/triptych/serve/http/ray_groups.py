@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 from multiprocessing.connection import Client, Connection, Listener
-from types import TracebackType
 
 import ray
 
@@ -87,10 +86,5 @@ class RayGroup:
     def __enter__(self) -> RayGroup:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end(is_waited_for=error is None)
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.end(is_waited_for=kind is None)

@@ -20,7 +20,7 @@ from triptych.serve.http.exposure import Exposure
 from triptych.serve.http.fleet import Fleet
 from triptych.serve.http.groups import Started
 from triptych.serve.http.hosting import Hosting
-from triptych.serve.http.link import GroupProcess
+from triptych.serve.http.link import GroupProcess, start_process
 from triptych.serve.http.metrics import Metrics
 from triptych.serve.http.replace import better
 
@@ -61,11 +61,6 @@ class Watcher:
     ready: Callable[[str, Mapping[str, Limits]], None]
     say: Callable[[str], None] = lambda _: None
     reread: Callable[[], Hosting] | None = None
-
-
-def start_process(spec: HostGroup) -> GroupProcess:
-    """A process for a group, on its cores."""
-    return GroupProcess(spec.cores)
 
 
 def serve(
