@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,8 @@ sys.path.insert(0, str(_TESTS))
 
 import psutil  # noqa: E402
 from serve_samples import config_of, save_model  # noqa: E402
+
+from sides.server import memory_bytes, server  # noqa: E402
 
 AT_ONCE, FLOOD_S = 32, 30.0
 SAMPLE_S = 5.0
@@ -53,27 +53,7 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._is_over.wait(SAMPLE_S):
-            everybody = [self._process, *self._process.children(recursive=True)]
-            self.bytes.append(sum(each.memory_info().rss for each in everybody))
-
-
-@contextmanager
-def serving(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, psutil.Process]]:
-    """A server that refuses what would come late."""
-    command = [sys.executable, "-m", "triptych", "serve", str(folder), "--port", "0"]
-    command += ["--plan", "precision=fp32", "--refuse-late", "--max-requests", "100000"]
-    command += ["--slo-ttft", str(options.slo_ttft), "--slo-tpot", str(options.slo_tpot)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if ready := re.search(r"at (http\S+/v1),", line):
-                yield ready[1], psutil.Process(process.pid)
-                return
-        raise SystemExit(f"the server ended with code {process.wait()}")
-    finally:
-        process.terminate()
-        process.wait(60)
+            self.bytes.append(memory_bytes(self._process))
 
 
 def bench(url: str, options: argparse.Namespace, requests: int, rate: float) -> dict[str, Any]:
@@ -97,7 +77,9 @@ def capacity(url: str, options: argparse.Namespace) -> float:
 
 def overloaded(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows: goodput of what was admitted, memory, failures."""
-    with serving(folder, options) as (url, process):
+    limits = ("--plan", "precision=fp32", "--refuse-late", "--max-requests", "100000")
+    objectives = ("--slo-ttft", str(options.slo_ttft), "--slo-tpot", str(options.slo_tpot))
+    with server(folder, *limits, *objectives) as (url, process):
         bench(url, options, 20, 20.0)  # a warm-up
         rate = 2 * capacity(url, options)
         count = max(1, int(rate * 60 * options.minutes))

@@ -14,13 +14,10 @@ import argparse
 import asyncio
 import json
 import random
-import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,8 @@ import httpx2  # noqa: E402
 import psutil  # noqa: E402
 from crowds import Odd, crowd, malformed, schema_requests, send_all, stay  # noqa: E402
 from serve_samples import END, config_of, save_model  # noqa: E402
+
+from sides.server import memory_bytes, server  # noqa: E402
 
 NUM_BLOCKS, NUM_TOKENS, AT_ONCE = 32, 96, 1000
 STAYS = [[number, 3, 7] for number in range(10, 15)]
@@ -48,8 +47,9 @@ def main() -> None:
         save_model(Path(folder), config_of(max_position_embeddings=512))
         config = {"eos_token": END, "chat_template": TEMPLATE}
         (Path(folder) / "tokenizer_config.json").write_text(json.dumps(config))
-        with serving(Path(folder)) as (url, process):
-            report = put_to_the_test(url, process, options)
+        sizes = ("--num-blocks", str(NUM_BLOCKS), "--max-running", "16", "--name", "tiny")
+        with server(Path(folder), *sizes) as (url, process):
+            report = put_to_the_test(url.removesuffix("/v1"), process, options)
     if options.json:
         print(json.dumps({"rows": [_row(name, *pair) for name, pair in report.items()]}))
     else:
@@ -123,31 +123,6 @@ def at_rest(url: str) -> dict[str, float]:
         if found["triptych_requests_running"] == found["triptych_requests_waiting"] == 0:
             return found
         time.sleep(0.05)
-
-
-def memory_bytes(process: psutil.Process) -> int:
-    """Resident bytes of all processes of the server."""
-    everybody = [process, *process.children(recursive=True)]
-    return sum(each.memory_info().rss for each in everybody)
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """A server of the model in a folder."""
-    command = [sys.executable, "-m", "triptych", "serve", str(folder), "--port", "0"]
-    command += ["--num-blocks", str(NUM_BLOCKS), "--max-running", "16", "--name", "tiny"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if ready := re.search(r"at (http\S+)/v1,", line):
-                yield ready[1], psutil.Process(process.pid)
-                return
-        raise SystemExit(f"the server ended with code {process.wait()}")
-    finally:
-        process.terminate()
-        if process.wait(60) != 0:
-            raise SystemExit(f"the server ended with code {process.returncode}")
 
 
 def _row(name: str, found: int, wanted: int) -> dict[str, Any]:
