@@ -71,7 +71,7 @@ def read_index(checkpoint: Path, kinds: Collection[str] | None = None) -> Index:
     """
     mark = read_json(checkpoint / MARK)
     try:
-        info = FileInfo(int(mark["index"]["bytes"]), str(mark["index"]["crc32"]))
+        info = FileInfo(int(mark["index"]["bytes"]), str(mark["index"]["xxh3"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{checkpoint / MARK} is damaged: {error!r}") from error
     fault = file_fault(checkpoint / INDEX, info, contents=True)

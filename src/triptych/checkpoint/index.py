@@ -18,7 +18,7 @@ from triptych.plan.fused import Place
 from triptych.plan.layout import Box, box_elements
 from triptych.plan.reshard import intersect
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Id = tuple[str, str]
 """Kind and name of a logical tensor."""
@@ -28,7 +28,7 @@ class FileInfo(NamedTuple):
     """What a whole file looks like."""
 
     bytes: int
-    crc32: str | None  # eight hexadecimal digits; None: not known (files of others)
+    xxh3: str | None  # sixteen hexadecimal digits; None: not known (files of others)
 
 
 class Logical(NamedTuple):
@@ -133,7 +133,7 @@ def parse_index(text: str, where: str) -> Index:
         }
         parts = [_part(entry) for entry in document["parts"]]
         files = {
-            plain_name(name): FileInfo(int(f["bytes"]), f["crc32"])
+            plain_name(name): FileInfo(int(f["bytes"]), f["xxh3"])
             for name, f in document["files"].items()
         }
         return Index.of(int(document["step"]), tensors, parts, files)

@@ -117,8 +117,11 @@ def read_into(reader: Reader, index: Index, shards: Sequence[Shard]) -> None:
     reads = [read for shard in shards for read in _reads(index, shard)]
     with torch.no_grad():
         for read in sorted(reads, key=lambda read: read.file):
-            found = reader.read(read.file, read.key, read.at)
-            read.into.copy_(found if read.place is None else read.place.logical(found))
+            if read.place is None:
+                reader.read_into(read.file, read.key, read.at, read.into)
+            else:
+                found = reader.read(read.file, read.key, read.at)
+                read.into.copy_(read.place.logical(found))
 
 
 def _reads(index: Index, shard: Shard) -> list[_Read]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -78,7 +79,56 @@ def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
 
 def _raw(tensor: torch.Tensor) -> Any:
     """The bytes of a tensor as a buffer, without a copy where it is contiguous and on the CPU."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    whole = tensor.detach().cpu().contiguous()
+    flat = whole.as_strided((whole.numel(),), (1,))  # a view of one element keeps any stride
+    return flat.view(torch.uint8).numpy()
+
+
+def run_of(shape: Sequence[int], at: Sequence[slice]) -> tuple[int, int] | None:
+    """First element and number of elements of a box that lies in one piece in a stored tensor.
+
+    None for a box of several pieces: one that is cut behind a dimension of which it has more
+    than one index.
+    """
+    ranges = [range(*cut.indices(size)) for cut, size in zip(at, shape, strict=True)]
+    cut_at = [i for i, (own, size) in enumerate(zip(ranges, shape, strict=True)) if len(own) < size]
+    if any(len(own) > 1 for own in ranges[: max(cut_at, default=0)]):
+        return None
+    first = 0
+    for own, size in zip(ranges, shape, strict=True):
+        first = first * size + own.start
+    return first, prod(len(own) for own in ranges)
+
+
+class _Data:
+    """Where the tensors of an open safetensors file lie, and the file itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.file: BinaryIO = path.open("rb", buffering=0)
+        length = int.from_bytes(self.file.read(8), "little")
+        self._begin = 8 + length
+        self._header = json.loads(self.file.read(length))
+
+    def read_into(self, key: str, at: Sequence[slice], into: torch.Tensor) -> bool:
+        """Reads a box straight into a tensor if both are one piece of the same dtype."""
+        head = self._header[key]
+        run = run_of(head["shape"], at)
+        same = head["dtype"] == _FILE_WORDS.get(_WORDS[into.dtype])
+        if run is None or not same or not into.is_contiguous() or into.device.type != "cpu":
+            return False
+        if run[1]:
+            self._fill(self._begin + head["data_offsets"][0] + run[0] * into.itemsize, into)
+        return True
+
+    def _fill(self, begin: int, into: torch.Tensor) -> None:
+        view = memoryview(_raw(into))
+        self.file.seek(begin)
+        done = 0
+        while done < len(view):
+            count = self.file.readinto(view[done:])  # type: ignore[attr-defined]
+            if not count:
+                raise OSError("the file ends within a tensor")
+            done += count
 
 
 class Reader:
@@ -87,6 +137,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, Any] = {}
+        self._data: dict[str, _Data] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Reader:
@@ -103,6 +154,15 @@ class Reader:
         except SafetensorError as error:
             raise CheckpointError(f"{self._folder / file}: {error}") from error
         return found
+
+    def read_into(self, file: str, key: str, at: tuple[slice, ...], into: torch.Tensor) -> None:
+        """Copies a part of a stored tensor; without a copy between where that can be."""
+        self._handle(file)  # whose checks of the header hold for what follows
+        try:
+            if not self._data[file].read_into(key, at, into):
+                into.copy_(self.read(file, key, at))
+        except OSError as error:
+            raise CheckpointError(f"{self._folder / file} cannot be read: {error}") from error
 
     def tensors(self, file: str) -> Iterator[tuple[str, Logical]]:
         """Keys, shapes and dtypes in a file. A dtype we do not store keeps the file's word."""
@@ -122,11 +182,14 @@ class Reader:
                 self._close()
             try:
                 opened = safe_open(self._folder / file, framework="pt", device="cpu")
+                self._data[file] = _Data(self._folder / file)
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{self._folder / file} cannot be read: {error}") from error
+            self._stack.enter_context(self._data[file].file)
             self._open[file] = self._stack.enter_context(opened)
         return self._open[file]
 
     def _close(self) -> None:
         self._stack.close()
         self._open.clear()
+        self._data.clear()

@@ -18,6 +18,7 @@ from checkpoint_samples import (
 from ranks import run_ranks
 
 from triptych.checkpoint.find import newest_complete, newest_intact, resolve
+from triptych.checkpoint.index import SCHEMA_VERSION
 from triptych.checkpoint.read import load, state
 from triptych.errors import CheckpointError
 
@@ -152,10 +153,15 @@ def test_newest_is_by_number_not_by_name(tmp_path: Path) -> None:
 def test_a_checkpoint_of_a_later_format_is_refused_by_its_version(tmp_path: Path) -> None:
     folder = three_checkpoints(tmp_path)
     mark = folder / "step-00000030" / "complete.json"
-    mark.write_text(mark.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    later = SCHEMA_VERSION + 1
+    mark.write_text(
+        mark.read_text().replace(
+            f'"schema_version": {SCHEMA_VERSION}', f'"schema_version": {later}'
+        )
+    )
     found, warnings = newest_complete(tmp_path)
     assert found == folder / "step-00000020"
-    assert "schema_version 2" in warnings[0]
+    assert f"schema_version {later}" in warnings[0]
 
 
 def test_a_path_may_be_a_checkpoint_or_a_run_folder(tmp_path: Path) -> None:

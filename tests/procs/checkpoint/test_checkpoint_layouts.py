@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 
 from triptych.checkpoint import read
+from triptych.checkpoint.index import SCHEMA_VERSION
 from triptych.checkpoint.read import load
 from triptych.checkpoint.write import save
 from triptych.runtime.shard import Shard
@@ -102,7 +103,7 @@ def test_ranks_save_and_load_together(tmp_path: Path, old: int, new: int) -> Non
     assert paths == [str(checkpoint)] * old
     run_ranks(new, _loads, checkpoint, 5, 6, new)
     assert read.state(checkpoint) == {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "step": 10,
         "position": 70,
         "rank": 0,

@@ -138,7 +138,7 @@ def damaged(change: str, value: object) -> str:
         damaged("schema_version", 99),
         damaged("parts", None),
         damaged("parts", [{"file": "x"}]),
-        damaged("files", {"../outside": {"bytes": 1, "crc32": "0"}}),
+        damaged("files", {"../outside": {"bytes": 1, "xxh3": "0"}}),
         damaged("tensors", {"no-kind": {"shape": [1], "dtype": "fp32"}}),
         damaged("tensors", 5),
     ],
