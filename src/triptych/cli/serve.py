@@ -14,6 +14,7 @@ from triptych.cli.answer import Answer, say
 from triptych.cli.generate import plan_of, require_suitable_plan
 from triptych.cli.options import JsonOption
 from triptych.cli.serve_fleet import serve_fleet
+from triptych.cli.serve_tiers import policy_of
 from triptych.errors import InputError, Problem
 from triptych.serve.core.order import Policy
 from triptych.serve.core.request import LatencyClass
@@ -54,6 +55,13 @@ TtftOption = Annotated[float, typer.Option(min=1e-9, help="Objective: seconds to
 TpotOption = Annotated[
     float, typer.Option(min=1e-9, help="Objective: seconds a token; prompts wait for it.")
 ]
+TierOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=TTFT[,TPOT[,PRIORITY]]",
+        help="A class that requests ask for as service_tier; may be repeated.",
+    ),
+]
 LateOption = Annotated[
     bool, typer.Option("--refuse-late", help="429 for what would miss --slo-ttft.")
 ]
@@ -84,6 +92,7 @@ def command(
     num_blocks: BlocksOption = None,
     slo_ttft: TtftOption = 1.0,
     slo_tpot: TpotOption = math.inf,
+    tier: TierOption = None,
     refuse_late: LateOption = False,
     drain_s: DrainOption = 30.0,
     replace_every: ReplaceOption = None,
@@ -109,9 +118,10 @@ def command(
         "num_blocks": num_blocks,
     }
     latency = LatencyClass(ttft_s=slo_ttft, tpot_s=slo_tpot)
-    policy = Policy(classes=(latency,), refuses_late=refuse_late)
+    policy = policy_of(latency, tier or (), refuse_late)
     if folder.suffix == ".toml":
-        says = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "refuse_late": refuse_late}
+        says = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "tier": tier}
+        says |= {"refuse_late": refuse_late}
         _refuse(folder, _FILE_SAYS, {"plan": plan, "name": name, **sizes, **says})
         stopped_by = serve_fleet(folder, place, exposure, replace_every, ray)
     else:

@@ -17,6 +17,7 @@ import uvicorn
 from triptych.errors import RunError, TriptychError
 from triptych.fleet.llm_file import HostGroup
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.order import Policy
 from triptych.serve.core.scheduler import Load
 from triptych.serve.engine.engine import Engine
 from triptych.serve.engine.hosts import Hosts
@@ -111,6 +112,7 @@ def serving(
     settings: EngineSettings | None = None,
     exposure: Exposure | None = None,
     open_engine: Callable[[], Engine] | None = None,
+    policy: Policy | None = None,
 ) -> Iterator[Server]:
     """A server of the model in a folder, or of an engine that only has its tokenizer."""
     engines: list[Engine] = []
@@ -125,7 +127,7 @@ def serving(
     group = GroupThread(opened)
     group.open()
     limits = group.opened(1)
-    hosting = single(NAME, ServedModel(source=ModelSource.open(folder)))
+    hosting = single(NAME, ServedModel(source=ModelSource.open(folder), policy=policy or Policy()))
     with running(hosting, [Started(group, limits)], exposure=exposure) as server:  # type: ignore[arg-type]
         server.engines += engines
         yield server

@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,37 @@ def test_what_would_come_late_is_refused_with_a_time_to_come_back(folder: Path) 
         late = post(server, {**body, "stream": True})
         assert late.status_code == 429 and int(late.headers["retry-after"]) >= 1
         assert "objective of class default is 0.001 s" in late.json()["error"]["message"]
+        settled(server)
+
+
+def test_a_request_is_served_by_the_class_that_it_names(folder: Path) -> None:
+    """While one runs, three of a patient class wait; one of the default class comes before them."""
+    flex = LatencyClass(name="flex", ttft_s=60.0, priority=1)
+    policy, run = Policy(classes=(LatencyClass(), flex)), Scripted(lambda *_: 5)
+    limits = Limits(num_blocks=32, block_size=4, model_context=112, max_running=1, token_budget=48)
+    opened = partial(engine_of, run, limits, 0.005, policy)
+    with serving(folder, open_engine=opened, policy=policy) as server:
+        ended: list[str] = []
+
+        def ask(tier: str) -> None:
+            body = {"prompt": "x", "max_tokens": 40, "service_tier": tier}
+            found = post(server, body).json()
+            ended.append(found["service_tier"])
+
+        threads = [threading.Thread(target=ask, args=("flex",)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: server.load.num_waiting == 3)
+        ask("priority")  # OpenAI's; nobody has made that class here
+        assert ended.index("default") <= 1  # the one that ran may have been set back for it
+        for thread in threads:
+            thread.join()
+        assert sorted(ended) == ["default", "flex", "flex", "flex", "flex"]
+        wrong = post(server, {"prompt": "x", "service_tier": "quick"})
+        assert wrong.status_code == 400 and "default | flex" in wrong.json()["error"]["message"]
+        assert httpx2.get(server.url + f"/v1/models/{NAME}").json()["service_tiers"] == [
+            "default", "flex"
+        ]  # fmt: skip
         settled(server)
 
 

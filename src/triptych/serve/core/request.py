@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+DEFAULT_CLASS = "default"
+"""The latency class of requests that name none."""
+
 
 class State(StrEnum):
     """Where a request, or one of its sequences, is in its life.
@@ -50,7 +53,7 @@ class Request:
     prompt: Sequence[int]
     max_tokens: int | None = None
     n: int = 1
-    latency_class: str = "default"
+    latency_class: str = DEFAULT_CLASS
     arrival_s: float = 0.0
     salt: bytes = b""
 
@@ -66,7 +69,7 @@ class LatencyClass:
 
     """
 
-    name: str = "default"
+    name: str = DEFAULT_CLASS
     ttft_s: float = 1.0
     tpot_s: float = math.inf
     priority: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from triptych.serve.core.request import Reason
+from triptych.serve.core.request import DEFAULT_CLASS, Reason
 from triptych.serve.engine.sampling import Sampling
 
 
@@ -30,7 +30,7 @@ class Ask:
     max_tokens: int | None = None
     n: int = 1
     sampling: Sampling = field(default_factory=Sampling)
-    latency_class: str = "default"
+    latency_class: str = DEFAULT_CLASS
     salt: bytes = b""
 
 

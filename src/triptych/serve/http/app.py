@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,6 +14,7 @@ from fastapi.responses import Response
 
 from triptych.errors import nearest
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.request import DEFAULT_CLASS
 from triptych.serve.engine.source import ModelSource
 from triptych.serve.http.bodies import ChatBody, CompletionBody, Generation
 from triptych.serve.http.client import GroupLost
@@ -36,6 +37,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     503: {"description": "The server ends, or its engine is lost."},
 }
 _MOST_NAMES = 10  # in a message
+_OPENAI_TIERS = {"auto", "flex", "priority", "scale"}  # like default where they are not served
 _GONE = 499  # nobody reads it: the client has left
 
 
@@ -80,6 +82,19 @@ class Service:
         message = f"{what}; there is {there}"
         raise ApiError(status, message, param="model", code="model_not_found")
 
+    def tier(self, name: str, asked: str | None) -> str:
+        """The latency class that is meant, `default` for those of OpenAI's that are not here.
+
+        Raises ApiError for others, with the classes of the model.
+        """
+        classes = self.fleet.hosting.models[name].policy.by_name
+        if asked is None or asked in classes:
+            return asked or DEFAULT_CLASS
+        if asked in _OPENAI_TIERS:
+            return DEFAULT_CLASS
+        message = f"no service_tier {asked[:80]!r} here; there is {' | '.join(classes)}"
+        raise ApiError(400, message, param="service_tier")
+
     def limits(self, name: str) -> Limits:
         """Of a model. Raises what keeps all its groups from serving."""
         found = self.fleet.limits(name)
@@ -97,6 +112,9 @@ class Service:
             "owned_by": "triptych",
             "max_model_len": limits.context if limits else None,
         }
+        classes = self.fleet.hosting.models[name].policy.by_name
+        if len(classes) > 1:
+            found["service_tiers"] = [*classes]
         if len(self.offers) > 1:
             found |= {
                 "max_running": limits.max_running if limits else None,
@@ -132,7 +150,8 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         watch, most = Stopwatch(service.metrics, name), service.limits(name).max_running
         offer = service.offers[name]
         wanted = await asyncio.to_thread(offer.prompter.completion, body, most)
-        reply = CompletionReply(name, offer.table, body.logprobs)
+        tier = service.tier(name, body.service_tier)
+        reply = CompletionReply(name, offer.table, body.logprobs, tier)
         return await _answer(service, name, offer, body, wanted, reply, watch, request)
 
     @app.post("/v1/chat/completions", responses=_ERRORS)
@@ -142,7 +161,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         watch, offer = Stopwatch(service.metrics, name), service.offers[name]
         wanted = await asyncio.to_thread(offer.prompter.chat, body)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        reply = ChatReply(name, offer.table, top)
+        reply = ChatReply(name, offer.table, top, service.tier(name, body.service_tier))
         return await _answer(service, name, offer, body, wanted, reply, watch, request)
 
 
@@ -157,7 +176,8 @@ async def _answer(
     request: Request,
 ) -> Response:
     """Asks the engine; what it refuses is told before a stream begins."""
-    conversation = service.fleet.ask(name, wanted.asks)
+    asks = [replace(ask, latency_class=reply.tier) for ask in wanted.asks]
+    conversation = service.fleet.ask(name, asks)
     await conversation.admitted()
     service.metrics.prompt_tokens.labels(name).inc(wanted.num_prompt_tokens)
     session = Session(conversation, wanted, offer.prompter.tokenizer, reply, watch)

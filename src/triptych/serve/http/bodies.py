@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
-_SAYS_NOTHING = {"user", "metadata", "store", "service_tier", "safety_identifier"} | {
+_SAYS_NOTHING = {"user", "metadata", "store", "safety_identifier"} | {
     "prompt_cache_key", "parallel_tool_calls", "prediction", "verbosity", "reasoning_effort"
 }  # fmt: skip
 
@@ -99,6 +99,7 @@ class Generation(Body):
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
+    service_tier: Text | None = Field(default=None, description="a latency class")
     stop_token_ids: TokenIds | None = None
 
     @model_validator(mode="after")

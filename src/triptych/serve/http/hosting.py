@@ -13,6 +13,7 @@ from triptych.fleet.shared import policy_of
 from triptych.fleet.terms import Terms
 from triptych.plan.plan import Plan, Precision
 from triptych.serve.core.order import Policy
+from triptych.serve.core.request import DEFAULT_CLASS
 from triptych.serve.engine.hosts import Hosted
 from triptych.serve.engine.settings import EngineSettings
 from triptych.serve.engine.source import ModelSource
@@ -120,7 +121,7 @@ def of_file(file: LlmFile, sources: Mapping[str, ModelSource]) -> Hosting:
         models[each.name] = ServedModel(
             source=sources[each.name],
             settings=settings,
-            policy=policy_of("default", each.terms),
+            policy=policy_of(DEFAULT_CLASS, each.terms),
             terms=each.terms,
         )
     return Hosting(models=models, groups=file.groups, memory_bytes=file.memory_bytes)

@@ -37,12 +37,14 @@ class _Frame:
     kind: str
     chunk_kind: str
 
-    def __init__(self, model: str, table: TokenTable, top: int | None) -> None:
+    def __init__(self, model: str, table: TokenTable, top: int | None, tier: str) -> None:
+        self.tier = tier
         self._table, self._top = table, top
         self._common = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
+            "service_tier": tier,
         }
 
     def frame(self, choices: list[Document], usage: Document | None) -> Document:
