@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +18,7 @@ from triptych.cli.options import JsonOption
 from triptych.cli.serve_fleet import serve_fleet
 from triptych.cli.serve_tiers import policy_of
 from triptych.errors import InputError, Problem
+from triptych.plan.plan import part
 from triptych.serve.core.order import Policy
 from triptych.serve.core.request import LatencyClass
 
@@ -31,6 +34,9 @@ PlanOption = Annotated[
 ]
 HostOption = Annotated[str, typer.Option(help="Where to listen; default: this machine only.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+ReplicasOption = Annotated[
+    int | None, typer.Option(min=1, help="Groups that each hold the model; default 1.")
+]
 NameOption = Annotated[str | None, typer.Option(help="Of the model; default: the folder's.")]
 KeysOption = Annotated[
     list[str] | None,
@@ -79,6 +85,7 @@ DrainOption = Annotated[float, typer.Option(min=0, help="Seconds to end requests
 def command(
     folder: FolderArgument,
     plan: PlanOption = None,
+    replicas: ReplicasOption = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
     name: NameOption = None,
@@ -120,16 +127,16 @@ def command(
     latency = LatencyClass(ttft_s=slo_ttft, tpot_s=slo_tpot)
     policy = policy_of(latency, tier or (), refuse_late)
     if folder.suffix == ".toml":
-        says = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "tier": tier}
-        says |= {"refuse_late": refuse_late}
-        _refuse(folder, _FILE_SAYS, {"plan": plan, "name": name, **sizes, **says})
+        says: dict[str, Any] = {"plan": plan, "replicas": replicas, "name": name, "tier": tier}
+        says |= {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "refuse_late": refuse_late}
+        _refuse(folder, _FILE_SAYS, says | sizes)
         stopped_by = serve_fleet(folder, place, exposure, replace_every, ray)
     else:
         _refuse(folder, {}, {"replace_every": replace_every, "ray": ray})
         if plan:
             require_suitable_plan(folder, plan)
         given = name or folder.resolve().name
-        stopped_by = _serve(folder, plan, given, place, exposure, sizes, policy)
+        stopped_by = _serve(folder, plan, replicas or 1, given, place, exposure, sizes, policy)
     return Answer(text=f"ended by {stopped_by}", document={"stopped_by": stopped_by})
 
 
@@ -152,6 +159,7 @@ def _refuse(folder: Path, defaults: dict[str, Any], given: dict[str, Any]) -> No
 def _serve(
     folder: Path,
     plan: str | None,
+    replicas: int,
     name: str,
     place: dict[str, Any],
     exposure: dict[str, Any],
@@ -159,10 +167,14 @@ def _serve(
     policy: Policy,
 ) -> str:
     """Serves until a signal asks for the end; its name."""
-    say("loading torch ...")
+    from triptych.serve.http.gpus import Gpus
     from triptych.serve.http.link import GroupProcess
 
-    with GroupProcess() as process:  # it loads torch while this process does
+    gpus = Gpus.of_machine()
+    cores = _cores_of(replicas) if replicas > 1 and not len(gpus) else [()] * replicas
+    say("loading torch ...")
+    with ExitStack() as stack:  # they load torch while this process does
+        processes = [stack.enter_context(GroupProcess(own, gpus)) for own in cores]
         from triptych.serve.core.limits import Limits
         from triptych.serve.engine.settings import EngineSettings
         from triptych.serve.engine.source import ModelSource
@@ -175,16 +187,32 @@ def _serve(
             say(note)
         model = ServedModel(
             source=source,
-            settings=EngineSettings(**sizes),
+            settings=EngineSettings(**sizes, engines_here=replicas),
             policy=policy,
             plan=plan_of(plan, source) if plan else None,
         )
 
+        hosting = single(name, model, cores)
+        gpus.require(sum(group.shape.devices for group in hosting.groups))
+
         def ready(url: str, limits: Mapping[str, Limits]) -> None:
-            say(f"serving {name} at {url}, context {limits[name].context} tokens")
+            groups = f", {replicas} replicas" if replicas > 1 else ""
+            say(f"serving {name} at {url}, context {limits[name].context} tokens{groups}")
 
         settings = ServerSettings(**place, exposure=Exposure(**exposure))
-        return serve(single(name, model), [process], settings, Watcher(ready))
+        return serve(
+            hosting, processes, settings, Watcher(ready, say), lambda s: GroupProcess(s.cores, gpus)
+        )
+
+
+def _cores_of(replicas: int) -> list[tuple[int, ...]]:
+    """The cores of this machine dealt to replicas. Raises InputError if there are too few."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if usable and replicas > len(usable):
+        rule, works = f"each has a core, and there are {len(usable)}", f"up to {len(usable)}"
+        raise InputError(Problem(f"--replicas {replicas}", rule, works))
+    parts = [part(len(usable), replicas, index) for index in range(replicas)]
+    return [tuple(usable[start:stop]) for start, stop in parts]
 
 
 def _is_loopback(host: str) -> bool:

@@ -28,7 +28,7 @@ def serve_fleet(
     """
     file = _read(path)
     say("loading torch ...")
-    start = _starter(ray)
+    start = _starter(ray, file)
     with ExitStack() as stack:  # they load torch while this process does
         processes = [stack.enter_context(start(group)) for group in file.groups]
         from triptych.serve.http.exposure import Exposure
@@ -49,12 +49,17 @@ def serve_fleet(
         return serve(hosting, processes, settings, Watcher(ready, say, reread), start)
 
 
-def _starter(ray: str | None) -> Callable[[HostGroup], Any]:
-    """What starts a group. Raises RunError if there is no such cluster."""
+def _starter(ray: str | None, file: LlmFile) -> Callable[[HostGroup], Any]:
+    """What starts a group. Raises RunError if there is no such cluster, InputError for more ranks
+    than GPUs.
+    """
     if ray is None:
-        from triptych.serve.http.link import start_process
+        from triptych.serve.http.gpus import Gpus
+        from triptych.serve.http.link import GroupProcess
 
-        return start_process
+        gpus = Gpus.of_machine()
+        gpus.require(sum(group.shape.devices for group in file.groups))
+        return lambda spec: GroupProcess(spec.cores, gpus)
     from triptych.serve.http.ray_groups import RayGroup, connect
 
     connect(ray)

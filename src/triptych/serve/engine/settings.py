@@ -33,6 +33,7 @@ class EngineSettings:
             or 80 % of a device's memory that is free once the weights are loaded (40 % of a
             machine's).
         cache_bytes: of a rank's memory for keys and values, where that is known; None: measured.
+        engines_here: engines on this machine, which share its memory (devices are their own).
         growth_tokens: room left for each running sequence when another one starts.
         prefix_reuse: whether equal prefixes share blocks.
         kernels: whether compiled kernels are used where they fit; else everything runs in torch.
@@ -46,6 +47,7 @@ class EngineSettings:
     context: int | None = None
     num_blocks: int | None = None
     cache_bytes: int | None = None
+    engines_here: int = 1
     growth_tokens: int = 32
     prefix_reuse: bool = True
     kernels: bool = True
@@ -79,7 +81,7 @@ class EngineSettings:
             return self.num_blocks
         useful = self.max_running * -(-context // self.block_size)
         free = free_bytes(device) if self.cache_bytes is None else self.cache_bytes
-        share = GPU_SHARE if device.type == "cuda" else CPU_SHARE / ranks_here
+        share = GPU_SHARE if device.type == "cuda" else CPU_SHARE / (ranks_here * self.engines_here)
         fits = int(free if self.cache_bytes is not None else share * free) // block_bytes
         if fits < 1:
             what = f"{free} bytes are free, a block of keys and values takes {block_bytes}"

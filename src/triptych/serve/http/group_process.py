@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import signal
 import sys
@@ -39,6 +40,8 @@ def main(pipe: Connection) -> None:
     except EOFError:
         return
     assert isinstance(message, Start)
+    if message.gpus:  # before CUDA is asked for any
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(message.gpus)
     run_group(pipe, lambda: _opened(message))
 
 

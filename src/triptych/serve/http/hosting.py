@@ -62,11 +62,8 @@ class Hosting:
 
     def start(self, group: HostGroup) -> Start:
         """What the process of a group is told first."""
-        world = group.shape.devices
-        if world == 1 and (plan := self.models[group.models[0]].plan) is not None:
-            world = plan.world_size
         hosted = [self.hosted(name, group.shape) for name in group.models]
-        return Start(world, hosted, self.cache_bytes(group.shape, group.models))
+        return Start(group.shape.devices, hosted, self.cache_bytes(group.shape, group.models))
 
     def hosted(self, name: str, shape: Shape) -> Hosted:
         """A model on groups of a shape."""
@@ -103,10 +100,14 @@ class Hosting:
         return replace(self, groups=tuple(HostGroup(g.shape, tuple(m), g.cores) for g, m in pairs))
 
 
-def single(name: str, model: ServedModel) -> Hosting:
-    """One model on one group, which takes the server with it if it is lost."""
-    group = HostGroup(Shape(1), (name,))
-    return Hosting(models={name: model}, groups=(group,), restarts=False)
+def single(name: str, model: ServedModel, cores: Sequence[Sequence[int]] = ((),)) -> Hosting:
+    """One model on a group for each item of `cores`, of the shape of its plan.
+
+    A group that is alone takes the server with it if it is lost; of several, one starts again.
+    """
+    shape = Shape(model.plan.pp, model.plan.tp) if model.plan else Shape(1)
+    groups = tuple(HostGroup(shape, (name,), tuple(own)) for own in cores)
+    return Hosting(models={name: model}, groups=groups, restarts=len(groups) > 1)
 
 
 def of_file(file: LlmFile, sources: Mapping[str, ModelSource]) -> Hosting:

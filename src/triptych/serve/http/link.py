@@ -15,7 +15,7 @@ from triptych.serve.core.limits import Limits
 from triptych.serve.http.messages import Ended, Opened, Start
 
 if TYPE_CHECKING:
-    from triptych.fleet.llm_file import HostGroup
+    from triptych.serve.http.gpus import Gpus
 
 _MODULE = "triptych.serve.http.group_process"
 _GOODBYE_S = 10.0
@@ -29,20 +29,20 @@ class GroupProcess:
 
     Args:
         cores: of this machine that it runs on; none: all.
-        devices: numbers of the GPUs that it sees; None: all.
+        gpus: it takes one for each rank once it is told what to run; None: it sees all.
 
     """
 
-    def __init__(self, cores: Sequence[int] = (), devices: Sequence[int] | None = None) -> None:
+    def __init__(self, cores: Sequence[int] = (), gpus: Gpus | None = None) -> None:
+        self._gpus = gpus
+        self._taken: tuple[str, ...] = ()
         self.pipe, its = multiprocessing.Pipe()
         command = [sys.executable, "-m", _MODULE, str(its.fileno())]
-        seen = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
         self._process = subprocess.Popen(
             command,
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, **seen},
         )
         if cores and hasattr(os, "sched_setaffinity"):  # before it imports what counts cores
             os.sched_setaffinity(self._process.pid, cores)
@@ -55,7 +55,9 @@ class GroupProcess:
 
     def open(self, start: Start) -> None:
         """Lets it load its models; returns at once."""
-        self.pipe.send(start)
+        if self._gpus is not None:
+            self._taken = self._gpus.take(start.world)
+        self.pipe.send(start._replace(gpus=self._taken))
 
     def opened(self, num_models: int) -> dict[str, Limits]:
         """Waits until all are ready. Raises TriptychError with what kept them from that."""
@@ -80,17 +82,15 @@ class GroupProcess:
             self._process.kill()
             self._process.wait()
             self.pipe.close()
+            if self._gpus is not None:
+                self._gpus.give_back(self._taken)
+                self._taken = ()
 
     def __enter__(self) -> GroupProcess:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.end(is_waited_for=kind is None)
-
-
-def start_process(spec: HostGroup) -> GroupProcess:
-    """A process for a group, on its cores."""
-    return GroupProcess(spec.cores)
 
 
 def limits_from(

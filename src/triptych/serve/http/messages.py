@@ -46,11 +46,14 @@ class To(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What the group runs: models on so many ranks, and their bytes for keys and values."""
+    """What the group runs: models on so many ranks, their bytes for keys and values, and the GPUs
+    that it sees (none: all).
+    """
 
     world: int
     models: Sequence[Hosted]
     cache_bytes: int | None = None
+    gpus: tuple[str, ...] = ()
 
 
 class Bring(NamedTuple):

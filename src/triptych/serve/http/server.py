@@ -20,7 +20,7 @@ from triptych.serve.http.exposure import Exposure
 from triptych.serve.http.fleet import Fleet
 from triptych.serve.http.groups import Started
 from triptych.serve.http.hosting import Hosting
-from triptych.serve.http.link import GroupProcess, start_process
+from triptych.serve.http.link import GroupProcess
 from triptych.serve.http.metrics import Metrics
 from triptych.serve.http.replace import better
 
@@ -68,7 +68,7 @@ def serve(
     processes: Sequence[GroupProcess],
     settings: ServerSettings,
     watcher: Watcher,
-    start: Callable[[HostGroup], GroupProcess] = start_process,
+    start: Callable[[HostGroup], GroupProcess] = lambda spec: GroupProcess(spec.cores),
 ) -> str:
     """Serves models until a signal asks for the end; returns the signal's name.
 
