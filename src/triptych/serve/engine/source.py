@@ -16,6 +16,7 @@ from triptych.model.hf import from_config
 from triptych.model.model import Model
 from triptych.runtime.shard import Shard
 
+_ADAPTER = "adapter_config.json"
 _TOKENIZER = "tokenizer.json"
 _GENERATION = "generation_config.json"
 _DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -41,6 +42,10 @@ class ModelSource:
         if not path.is_dir():
             what = f"there is no folder {path}"
             raise CheckpointError(Problem(what, "a model is a folder", works))
+        if (path / _ADAPTER).is_file():
+            rule = "adapters of peft are not run beside a model"
+            merged = "the model that `merge_and_unload` of peft gives, saved"
+            raise CheckpointError(Problem(f"{path} holds an adapter", rule, merged))
         if not (path / hf.CONFIG).is_file():
             raise CheckpointError(Problem(f"{path} holds no model", works=works))
         config = hf.read_config(path)
