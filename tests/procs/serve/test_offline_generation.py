@@ -199,6 +199,7 @@ def test_folders_that_hold_no_model_are_refused_with_what_is_missing(tmp_path: P
     (tmp_path / "adapter_config.json").touch()
     with pytest.raises(CheckpointError, match=r"holds an adapter"):
         generate(tmp_path, PROMPTS)
+    (tmp_path / "adapter_config.json").unlink()
     save_model(tmp_path, config_of())
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"tokenizer.json is damaged"):
