@@ -32,7 +32,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_others() -> None:
     torch.manual_seed(0)
     x, packed = torch.randn(250, 96), bind.pack(torch.randn(48, 96))
     whole = bind.multiply(x, packed)
-    for start, stop in ((0, 1), (3, 9), (95, 98), (100, 250)):
+    for start, stop in ((0, 1), (3, 9), (5, 21), (95, 98), (100, 250)):
         assert (bind.multiply(x[start:stop], packed) == whole[start:stop]).all()
 
 
@@ -54,6 +54,34 @@ def rows_of(lengths: list[int], news: list[int]) -> tuple[Rows, Tables]:
     cache = np.concatenate(places).astype(np.int32)
     sizes = np.array(lengths, np.int32)
     return Rows(np.zeros_like(flat), flat, cache, starts, slots, sizes, slots, last), tables
+
+
+@pytest.mark.parametrize("heads", [Heads(3, 8, 8), Heads(3, 64, 64), Heads(2, 24, 10)])
+def test_a_row_of_attention_does_not_depend_on_how_its_prompt_is_cut(heads: Heads) -> None:
+    """Pieces of 1 to 19 rows: the same bits as all rows at once."""
+    torch.manual_seed(0)
+    length, scores = 90, Scores(heads.key_dim**-0.5)
+    pool = Pool({0: heads}, 300, BLOCK, torch.float32, CPU, True)
+    rows, tables = rows_of([length], [length])
+    q = torch.randn(length, 6, heads.key_dim)
+    k = torch.randn(length, heads.kv_heads, heads.key_dim)
+    v = torch.randn(length, heads.kv_heads, heads.value_dim)
+    whole = pool.attend(0, q, k, v, scores, rows, tables)
+    for size in range(1, 20):
+        for start in range(0, length, size):
+            cut = slice(start, min(length, start + size))
+            piece = piece_of(rows, cut)
+            found = pool.attend(0, q[cut], k[cut], v[cut], scores, piece, tables)
+            assert (found == whole[cut]).all(), (size, start)
+
+
+def piece_of(rows: Rows, cut: slice) -> Rows:
+    """Some rows of one sequence, those before them being in the cache."""
+    positions, count = rows.positions[cut], cut.stop - cut.start
+    slot, ends = np.zeros(1, np.int32), np.array([0, count], np.int32)
+    length, last = np.array([cut.stop], np.int32), np.array([count - 1], np.int32)
+    ids = np.zeros_like(positions)
+    return Rows(ids, positions, rows.cache[cut], ends, slot, length, slot, last)
 
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,6 @@ from numpy.typing import NDArray
 
 from triptych.serve.engine.native.build import library
 
-PANEL = 16
-"""Outputs of a panel of packed weights."""
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """Tokens of a block that the attention kernel can take: whole panels of a segment of keys."""
 MOST_VALUE_DIM = 1024
@@ -103,7 +102,7 @@ def pack(
     gates = None if gate is None else gate.detach().float().contiguous()
     n, k = weight.shape
     outputs = n if gates is None else 2 * n
-    panels = torch.empty(-(-outputs // PANEL) * PANEL * k)
+    panels = torch.empty(-(-outputs // _panel()) * _panel() * k)
     found.triptych_pack(
         _POINTER(address(weight)),
         _POINTER(address(gates)),
@@ -111,17 +110,26 @@ def pack(
         _INT(k),
         _POINTER(address(panels)),
     )
-    bias = None if bias_N is None else _padded(bias_N.detach().float())
+    bias = None if bias_N is None else _padded(bias_N.detach().float(), _panel())
     return Packed(panels, bias, outputs, k)
 
 
 def gated_bias(gate_N: torch.Tensor, value_N: torch.Tensor) -> torch.Tensor:
-    """The biases of gates and values as their panels have them: 8 and 8."""
-    pairs = [_padded(b.detach().float(), 8).view(-1, 8) for b in (gate_N, value_N)]
+    """The biases of gates and values as their panels have them: half and half."""
+    half = _panel() // 2
+    pairs = [_padded(b.detach().float(), half).view(-1, half) for b in (gate_N, value_N)]
     return torch.cat(pairs, dim=1).flatten()
 
 
-def _padded(values_N: torch.Tensor, to: int = PANEL) -> torch.Tensor:
+@cache
+def _panel() -> int:
+    """Outputs of a panel of packed weights."""
+    found = library()
+    assert found is not None
+    return int(found.triptych_panel())
+
+
+def _padded(values_N: torch.Tensor, to: int) -> torch.Tensor:
     return torch.nn.functional.pad(values_N, (0, -len(values_N) % to)).contiguous()
 
 

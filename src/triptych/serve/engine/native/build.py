@@ -16,7 +16,10 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
+_FLAGS = (
+    *("-O3", "-march=native", "-ffp-contract=off", "-std=c++17"),
+    *("-fopenmp", "-shared", "-fPIC", "-Wno-psabi"),
+)
 _COMPILERS = ("g++", "clang++", "c++")
 _LIMIT_S = 120.0
 

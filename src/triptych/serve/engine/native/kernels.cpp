@@ -3,102 +3,154 @@
 //
 // Every sum is made in an order that depends on its own row alone (k ascending; keys in segments
 // of 256 that begin at absolute positions), never on how many rows a call has, on the height of a
-// tile or on the threads: a row gets the same bits whatever else is in the batch.
+// tile or on the threads: a row gets the same bits whatever else is in the batch. So the compiler
+// fuses nothing by itself (-ffp-contract=off; it does in some copies of a loop and not in others).
 //
-// Weights [N, K] are packed in panels of 16 outputs: panel p holds w[16 p + j][k] at [k][j].
+// Weights [N, K] are packed in panels of 16 outputs, 32 with AVX-512: panel p holds
+// w[PANEL p + j][k] at [k][j].
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __FMA__
+#include <immintrin.h>
+#endif
 
-typedef float v8 __attribute__((vector_size(32)));
-typedef int32_t i8 __attribute__((vector_size(32)));
-typedef float u8 __attribute__((vector_size(32), aligned(4), may_alias));
+template <int N>
+struct Floats {
+  typedef float type __attribute__((vector_size(N * 4)));
+  typedef int32_t bits __attribute__((vector_size(N * 4)));
+  typedef float anywhere __attribute__((vector_size(N * 4), aligned(4), may_alias));
+};
 
-static inline v8 load(const float* p) { return *(const u8*)p; }
-static inline void store(float* p, v8 x) { *(u8*)p = x; }
-static inline v8 fill(float x) { return v8{x, x, x, x, x, x, x, x}; }
+#ifdef __AVX512F__
+constexpr int LANES = 16;   // floats of a vector in products
+constexpr int HEIGHT = 12;  // rows of their tiles: 24 accumulators in 32 registers
+#else
+constexpr int LANES = 8;
+constexpr int HEIGHT = 6;   // 12 accumulators in 16 registers
+#endif
 
-constexpr int PANEL = 16;      // outputs of a panel
-constexpr int TILE = 6;        // rows of a tile: 12 accumulators of 8 floats
-constexpr int ROWS = 96;       // rows whose inputs stay in the cache while panels pass by
-constexpr int SEGMENT = 256;   // keys whose scores are made before their values are read
-constexpr float LOWEST = -1e30f;
+typedef Floats<8>::type v8;      // attention
+typedef Floats<LANES>::type vw;  // products
 
-// exp for 8 floats (Cephes' expf, 2 ulp); 0 below -87.3, exp(88.3) above it.
-static inline v8 exp8(v8 x) {
-  i8 dead = x < fill(-87.3f);
-  x = (x > fill(88.3f)) ? fill(88.3f) : x;
-  x = dead ? fill(0.0f) : x;
-  v8 scaled = x * fill(1.44269504088896341f);
-  v8 shifted = scaled + fill(12582912.0f);  // rounds to a whole number in the low bits
-  v8 n = shifted - fill(12582912.0f);
-  v8 r = x - n * fill(0.693359375f);
-  r = r - n * fill(-2.12194440e-4f);
-  v8 y = fill(1.9875691500e-4f);
-  y = y * r + fill(1.3981999507e-3f);
-  y = y * r + fill(8.3334519073e-3f);
-  y = y * r + fill(4.1665795894e-2f);
-  y = y * r + fill(1.6666665459e-1f);
-  y = y * r + fill(5.0000001201e-1f);
-  y = y * r * r + r + fill(1.0f);
-  i8 bits = ((i8)shifted - (i8)fill(12582912.0f) + 127) << 23;
-  v8 found = y * (v8)bits;
-  return dead ? fill(0.0f) : found;
+template <class V>
+static inline V load(const float* p) {
+  return *(const typename Floats<sizeof(V) / 4>::anywhere*)p;
+}
+static inline v8 load(const float* p) { return load<v8>(p); }
+template <class V>
+static inline void store(float* p, V x) {
+  *(typename Floats<sizeof(V) / 4>::anywhere*)p = x;
+}
+template <class V>
+static inline V fill(float x) {
+  return x - V{};
+}
+static inline v8 fill(float x) { return fill<v8>(x); }
+
+// a x b + c, rounded once where the processor can.
+template <class V>
+static inline V fused(V a, V b, V c) {
+#if defined(__FMA__)
+  if constexpr (sizeof(V) == 32) return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#endif
+#elif defined(__ARM_FEATURE_FMA)
+  V found;
+  for (unsigned i = 0; i < sizeof(V) / 4; i++) found[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return found;
+#endif
+  return a * b + c;
 }
 
-static inline v8 silu8(v8 x) { return x / (fill(1.0f) + exp8(-x)); }
+constexpr int PANEL = 2 * LANES;  // outputs of a panel
+constexpr int KEYS = 16;          // keys that are scored at once
+constexpr int TILE = 6;           // query heads that are
+constexpr int ROWS = 96;          // rows whose inputs stay in the cache while panels pass by
+constexpr int SEGMENT = 256;      // keys whose scores are made before their values are read
+constexpr float LOWEST = -1e30f;
+
+// exp of floats (Cephes' expf, 2 ulp); 0 below -87.3, exp(88.3) above it.
+template <class V>
+static inline V exponential(V x) {
+  typedef typename Floats<sizeof(V) / 4>::bits I;
+  const V zero = fill<V>(0.0f), rounder = fill<V>(12582912.0f);
+  I dead = x < fill<V>(-87.3f);
+  x = (x > fill<V>(88.3f)) ? fill<V>(88.3f) : x;
+  x = dead ? zero : x;
+  V shifted = fused(x, fill<V>(1.44269504088896341f), rounder);  // whole in the low bits
+  V n = shifted - rounder;
+  V r = fused(n, fill<V>(-0.693359375f), x);
+  r = fused(n, fill<V>(2.12194440e-4f), r);
+  V y = fill<V>(1.9875691500e-4f);
+  y = fused(y, r, fill<V>(1.3981999507e-3f));
+  y = fused(y, r, fill<V>(8.3334519073e-3f));
+  y = fused(y, r, fill<V>(4.1665795894e-2f));
+  y = fused(y, r, fill<V>(1.6666665459e-1f));
+  y = fused(y, r, fill<V>(5.0000001201e-1f));
+  y = fused(y * r, r, r) + fill<V>(1.0f);
+  I bits = ((I)shifted - (I)rounder + 127) << 23;
+  V found = y * (V)bits;
+  return dead ? zero : found;
+}
+
+static inline vw silu(vw x) { return x / (fill<vw>(1.0f) + exponential(-x)); }
 
 // ---- products -----------------------------------------------------------------------------------
 
 struct Product {
-  const float* packed;    // [panels][K][16]
-  const float* bias;      // [16 x panels] or null
+  const float* packed;    // [panels][K][PANEL]
+  const float* bias;      // [PANEL x panels] or null
   const float* residual;  // added, with the row stride of the output, or null
   float* out;
   int64_t stride;  // of output rows
   int32_t n, k;    // n: outputs before gating
-  int32_t gated;   // panels are 8 gates and 8 values: silu(gate) x value, n / 2 outputs
+  int32_t gated;   // panels are half gates, half values: silu(gate) x value, n / 2 outputs
 };
 
-static inline void put(const Product& p, int64_t row, int panel, v8 lo, v8 hi) {
+static inline void put(const Product& p, int64_t row, int panel, vw lo, vw hi) {
   if (p.bias) {
-    lo += load(p.bias + panel * PANEL);
-    hi += load(p.bias + panel * PANEL + 8);
+    lo += load<vw>(p.bias + panel * PANEL);
+    hi += load<vw>(p.bias + panel * PANEL + LANES);
   }
   int width = PANEL, first = panel * PANEL, most = p.n - first;
   if (p.gated) {
-    lo = silu8(lo) * hi;
-    width = 8, first = panel * 8, most = p.n / 2 - first;
+    lo = silu(lo) * hi;
+    width = LANES, first = panel * LANES, most = p.n / 2 - first;
   }
   float* to = p.out + row * p.stride + first;
   const float* add = p.residual ? p.residual + row * p.stride + first : nullptr;
   if (most >= width) {
-    store(to, add ? lo + load(add) : lo);
-    if (!p.gated) store(to + 8, add ? hi + load(add + 8) : hi);
+    store(to, add ? lo + load<vw>(add) : lo);
+    if (!p.gated) store(to + LANES, add ? hi + load<vw>(add + LANES) : hi);
     return;
   }
   float both[PANEL];
-  store(both, lo), store(both + 8, hi);
+  store(both, lo), store(both + LANES, hi);
   for (int j = 0; j < most; j++) to[j] = add ? both[j] + add[j] : both[j];
 }
 
 template <int R>
 static inline void tile(const float* a, int64_t lda, const float* w, int K, const char* next,
-                        int step, v8 acc[R][2]) {
-  for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = fill(0.0f);
+                        int step, vw acc[R][2]) {
+  for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = vw{};
   for (int k = 0; k < K; k++) {
-    __builtin_prefetch(next + (int64_t)k * step);
-    v8 b0 = load(w + k * PANEL), b1 = load(w + k * PANEL + 8);
-#pragma GCC unroll 6
+    for (int line = 0; line < PANEL * 4; line += 64)
+      __builtin_prefetch(next + (int64_t)k * step + line);
+    vw b0 = load<vw>(w + k * PANEL), b1 = load<vw>(w + k * PANEL + LANES);
+#pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      v8 x = fill(a[r * lda + k]);
-      acc[r][0] += x * b0;
-      acc[r][1] += x * b1;
+      vw x = fill<vw>(a[r * lda + k]);
+      acc[r][0] = fused(x, b0, acc[r][0]);
+      acc[r][1] = fused(x, b1, acc[r][1]);
     }
   }
 }
@@ -106,15 +158,24 @@ static inline void tile(const float* a, int64_t lda, const float* w, int K, cons
 template <int R>
 static inline void rows(const Product& p, const float* a, int64_t lda, int64_t row, int panel,
                         const float* w, const char* next, int step) {
-  v8 acc[R][2];
+  vw acc[R][2];
   tile<R>(a + row * lda, lda, w, p.k, next, step, acc);
   for (int r = 0; r < R; r++) put(p, row + r, panel, acc[r][0], acc[r][1]);
 }
 
+typedef void (*Rows)(const Product&, const float*, int64_t, int64_t, int, const float*,
+                     const char*, int);
+
+template <int... R>
+static constexpr std::array<Rows, sizeof...(R)> rows_by_height(std::integer_sequence<int, R...>) {
+  return {rows<R + 1>...};
+}
+constexpr auto BY_HEIGHT = rows_by_height(std::make_integer_sequence<int, HEIGHT>{});
+
 static void panel_rows(const Product& p, const float* a, int64_t lda, int64_t begin, int64_t end,
                        int panel) {
   const float* w = p.packed + (int64_t)panel * p.k * PANEL;
-  int64_t row = begin, tiles = (end - begin + TILE - 1) / TILE;
+  int64_t row = begin, tiles = (end - begin + HEIGHT - 1) / HEIGHT;
   // The next panel is asked for in time, a part of it by each tile; where there is one tile, its
   // own panel is, some lines ahead. (What is asked for behind the last panel costs a page walk.)
   bool is_last = panel + 1 == (p.n + PANEL - 1) / PANEL;
@@ -122,15 +183,8 @@ static void panel_rows(const Product& p, const float* a, int64_t lda, int64_t be
   const char* next = (const char*)(w + ahead * PANEL);
   int step = (int)(sizeof(float) * PANEL / tiles);
   for (; tiles > 0; tiles--) {
-    int64_t height = (end - row + tiles - 1) / tiles;  // even tiles: 16 rows are 6, 5, 5
-    switch (height) {
-      case 1: rows<1>(p, a, lda, row, panel, w, next, step); break;
-      case 2: rows<2>(p, a, lda, row, panel, w, next, step); break;
-      case 3: rows<3>(p, a, lda, row, panel, w, next, step); break;
-      case 4: rows<4>(p, a, lda, row, panel, w, next, step); break;
-      case 5: rows<5>(p, a, lda, row, panel, w, next, step); break;
-      default: rows<6>(p, a, lda, row, panel, w, next, step); break;
-    }
+    int64_t height = (end - row + tiles - 1) / tiles;  // even tiles: 16 rows are 6, 5, 5 or 8, 8
+    BY_HEIGHT[height - 1](p, a, lda, row, panel, w, next, step);
     row += height;
     next += (int64_t)p.k * step;
   }
@@ -157,7 +211,7 @@ static void norm_row(const float* x, const float* weight, float eps, int n, floa
   v8 sums = fill(0.0f);
   float rest = 0.0f;
   int j = 0;
-  for (; j + 8 <= n; j += 8) sums += load(x + j) * load(x + j);
+  for (; j + 8 <= n; j += 8) sums = fused(load(x + j), load(x + j), sums);
   for (; j < n; j++) rest += x[j] * x[j];
   float sum = rest;
   for (int i = 0; i < 8; i++) sum += sums[i];
@@ -210,7 +264,7 @@ static inline Span span_of(const Attention& t, int position) {
 template <int R>
 static inline void score_block(const Attention& t, const float* const* q, const float* keys,
                                float* scores) {
-  for (int j = 0; j < t.block_size; j += PANEL) {
+  for (int j = 0; j < t.block_size; j += KEYS) {
     v8 acc[R][2];
     for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = fill(0.0f);
     for (int d = 0; d < t.key_dim; d++) {
@@ -219,8 +273,8 @@ static inline void score_block(const Attention& t, const float* const* q, const 
 #pragma GCC unroll 6
       for (int r = 0; r < R; r++) {
         v8 x = fill(q[r][d]);
-        acc[r][0] += x * k0;
-        acc[r][1] += x * k1;
+        acc[r][0] = fused(x, k0, acc[r][0]);
+        acc[r][1] = fused(x, k1, acc[r][1]);
       }
     }
     for (int r = 0; r < R; r++) {
@@ -244,7 +298,7 @@ static inline void add_values(const float* weights, const float* values, int str
     for (int r = 0; r < R; r++) {
       v8 w = fill(weights[r * SEGMENT + j]);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; c++) acc[r][c] += w * v[c];
+      for (int c = 0; c < C; c++) acc[r][c] = fused(w, v[c], acc[r][c]);
     }
   }
   for (int r = 0; r < R; r++)
@@ -287,11 +341,11 @@ static float weigh(const Attention& t, float* scores, int base, int count, Span 
   for (int i = 0; i < 8; i++) highest = most[i] > highest ? most[i] : highest;
   v8 sums = fill(0.0f);
   for (int j = 0; j < whole; j += 8) {
-    v8 e = exp8(load(scores + j) - fill(highest));
+    v8 e = exponential(load(scores + j) - fill(highest));
     store(scores + j, e);
     sums += e;
   }
-  float factor = highest == before ? 1.0f : exp8(fill(before - highest))[0];
+  float factor = highest == before ? 1.0f : exponential(fill(before - highest))[0];
   float added = 0.0f;
   for (int i = 0; i < 8; i++) added += sums[i];
   sum = sum * factor + added;
@@ -513,13 +567,15 @@ void triptych_keep(const float* key, const float* value, float* keys, float* val
              key_dim, value_dim, block_size);
 }
 
-// Panels of 16 outputs from weights [n, k]; with gates [n/2, k] beside values, 8 and 8.
+int32_t triptych_panel() { return PANEL; }
+
+// Panels of outputs from weights [n, k]; with gates [n/2, k] beside values, half and half.
 void triptych_pack(const float* weight, const float* gate, int32_t n, int32_t k, float* packed) {
   int half = n / 2, panels = (n + PANEL - 1) / PANEL;
   for (int p = 0; p < panels; p++)
     for (int j = 0; j < PANEL; j++) {
-      int row = gate ? p * 8 + j % 8 : p * PANEL + j;
-      const float* from = gate && j < 8 ? gate : weight;
+      int row = gate ? p * LANES + j % LANES : p * PANEL + j;
+      const float* from = gate && j < LANES ? gate : weight;
       bool exists = row < (gate ? half : n);
       for (int i = 0; i < k; i++)
         packed[((int64_t)p * k + i) * PANEL + j] = exists ? from[(int64_t)row * k + i] : 0.0f;
