@@ -94,7 +94,8 @@ def ours(folder: str) -> Server:
 
 def theirs(folder: str) -> Server:
     home, port = vllm.home(), _free_port()
-    command = [str(home / "bin" / "vllm"), "serve", folder, "--port", str(port)]
+    module = "vllm.entrypoints.openai.api_server"  # `vllm serve` asks for metadata that are absent
+    command = [str(home / "bin" / "python"), "-m", module, "--model", folder, "--port", str(port)]
     command += ["--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "64"]
     return Server("vllm", command, vllm.variables(home), port)
 
