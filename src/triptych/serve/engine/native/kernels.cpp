@@ -30,21 +30,22 @@ struct Floats {
 };
 
 #ifdef __AVX512F__
-constexpr int LANES = 16;   // floats of a vector in products
-constexpr int HEIGHT = 12;  // rows of their tiles: 24 accumulators in 32 registers
+constexpr int LANES = 16;   // floats of a vector
+constexpr int HEIGHT = 12;  // rows of a product's tile: 24 accumulators in 32 registers
+constexpr int VALUED = 6;   // query heads whose values are added at once, 4 vectors of each
 #else
 constexpr int LANES = 8;
-constexpr int HEIGHT = 6;   // 12 accumulators in 16 registers
+constexpr int HEIGHT = 6;  // 12 accumulators in 16 registers
+constexpr int VALUED = 3;
 #endif
 
-typedef Floats<8>::type v8;      // attention
-typedef Floats<LANES>::type vw;  // products
+typedef Floats<8>::type v8;
+typedef Floats<LANES>::type vw;
 
 template <class V>
 static inline V load(const float* p) {
   return *(const typename Floats<sizeof(V) / 4>::anywhere*)p;
 }
-static inline v8 load(const float* p) { return load<v8>(p); }
 template <class V>
 static inline void store(float* p, V x) {
   *(typename Floats<sizeof(V) / 4>::anywhere*)p = x;
@@ -53,7 +54,6 @@ template <class V>
 static inline V fill(float x) {
   return x - V{};
 }
-static inline v8 fill(float x) { return fill<v8>(x); }
 
 // a x b + c, rounded once where the processor can.
 template <class V>
@@ -73,7 +73,7 @@ static inline V fused(V a, V b, V c) {
 
 constexpr int PANEL = 2 * LANES;  // outputs of a panel
 constexpr int KEYS = 16;          // keys that are scored at once
-constexpr int TILE = 6;           // query heads that are
+constexpr int TILE = HEIGHT;      // query heads that are
 constexpr int ROWS = 96;          // rows whose inputs stay in the cache while panels pass by
 constexpr int SEGMENT = 256;      // keys whose scores are made before their values are read
 constexpr float LOWEST = -1e30f;
@@ -208,13 +208,13 @@ static void multiply(const Product& p, const float* a, int64_t lda, int64_t m) {
 // ---- norms and rotary positions -----------------------------------------------------------------
 
 static void norm_row(const float* x, const float* weight, float eps, int n, float* out) {
-  v8 sums = fill(0.0f);
+  vw sums{};
   float rest = 0.0f;
   int j = 0;
-  for (; j + 8 <= n; j += 8) sums = fused(load(x + j), load(x + j), sums);
+  for (; j + LANES <= n; j += LANES) sums = fused(load<vw>(x + j), load<vw>(x + j), sums);
   for (; j < n; j++) rest += x[j] * x[j];
   float sum = rest;
-  for (int i = 0; i < 8; i++) sum += sums[i];
+  for (int i = 0; i < LANES; i++) sum += sums[i];
   float factor = 1.0f / std::sqrt(sum / n + eps);
   for (j = 0; j < n; j++) out[j] = weight[j] * (x[j] * factor);
 }
@@ -262,60 +262,76 @@ static inline Span span_of(const Attention& t, int position) {
 }
 
 template <int R>
-static inline void score_block(const Attention& t, const float* const* q, const float* keys,
-                               float* scores) {
+static void score_block(const Attention& t, const float* const* q, const float* keys,
+                        float* scores) {
+  constexpr int V = KEYS / LANES;  // vectors
   for (int j = 0; j < t.block_size; j += KEYS) {
-    v8 acc[R][2];
-    for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = fill(0.0f);
+    vw acc[R][V]{};
     for (int d = 0; d < t.key_dim; d++) {
-      const float* at = keys + d * t.block_size + j;
-      v8 k0 = load(at), k1 = load(at + 8);
-#pragma GCC unroll 6
+      vw k[V];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) k[v] = load<vw>(keys + d * t.block_size + j + v * LANES);
+#pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
-        v8 x = fill(q[r][d]);
-        acc[r][0] = fused(x, k0, acc[r][0]);
-        acc[r][1] = fused(x, k1, acc[r][1]);
+        vw x = fill<vw>(q[r][d]);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) acc[r][v] = fused(x, k[v], acc[r][v]);
       }
     }
-    for (int r = 0; r < R; r++) {
-      store(scores + r * SEGMENT + j, acc[r][0] * fill(t.scale));
-      store(scores + r * SEGMENT + j + 8, acc[r][1] * fill(t.scale));
-    }
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++)
+        store(scores + r * SEGMENT + j + v * LANES, acc[r][v] * fill<vw>(t.scale));
   }
 }
 
-template <int R, int C>
+template <class V, int R, int C>
 static inline void add_values(const float* weights, const float* values, int stride, int count,
-                              float* out, int out_stride) {
-  v8 acc[R][C];
+                              float* out) {
+  constexpr int lanes = sizeof(V) / 4;
+  V acc[R][C];
   for (int r = 0; r < R; r++)
-    for (int c = 0; c < C; c++) acc[r][c] = load(out + r * out_stride + c * 8);
+    for (int c = 0; c < C; c++) acc[r][c] = load<V>(out + r * stride + c * lanes);
   for (int j = 0; j < count; j++) {
-    v8 v[C];
+    V v[C];
 #pragma GCC unroll 4
-    for (int c = 0; c < C; c++) v[c] = load(values + (int64_t)j * stride + c * 8);
-#pragma GCC unroll 3
+    for (int c = 0; c < C; c++) v[c] = load<V>(values + (int64_t)j * stride + c * lanes);
+#pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
-      v8 w = fill(weights[r * SEGMENT + j]);
+      V w = fill<V>(weights[r * SEGMENT + j]);
 #pragma GCC unroll 4
       for (int c = 0; c < C; c++) acc[r][c] = fused(w, v[c], acc[r][c]);
     }
   }
   for (int r = 0; r < R; r++)
-    for (int c = 0; c < C; c++) store(out + r * out_stride + c * 8, acc[r][c]);
+    for (int c = 0; c < C; c++) store(out + r * stride + c * lanes, acc[r][c]);
 }
 
 template <int R>
-static inline void add_values_of(const float* weights, const float* values, int stride, int count,
-                                 float* out, int out_stride) {
+static void add_values_of(const float* weights, const float* values, int stride, int count,
+                          float* out) {
   int c = 0;
-  for (; c + 32 <= stride; c += 32)
-    add_values<R, 4>(weights, values + c, stride, count, out + c, out_stride);
-  for (; c < stride; c += 8)
-    add_values<R, 1>(weights, values + c, stride, count, out + c, out_stride);
+  for (; c + 4 * LANES <= stride; c += 4 * LANES)
+    add_values<vw, R, 4>(weights, values + c, stride, count, out + c);
+  for (; c + LANES <= stride; c += LANES)
+    add_values<vw, R, 1>(weights, values + c, stride, count, out + c);
+  for (; c < stride; c += 8) add_values<v8, R, 1>(weights, values + c, stride, count, out + c);
 }
 
-struct Tile {  // up to 6 query heads of one key/value head, of one or several rows
+typedef void (*Scorer)(const Attention&, const float* const*, const float*, float*);
+typedef void (*Adder)(const float*, const float*, int, int, float*);
+
+template <int... R>
+static constexpr std::array<Scorer, sizeof...(R)> scorers(std::integer_sequence<int, R...>) {
+  return {score_block<R + 1>...};
+}
+template <int... R>
+static constexpr std::array<Adder, sizeof...(R)> adders(std::integer_sequence<int, R...>) {
+  return {add_values_of<R + 1>...};
+}
+constexpr auto SCORERS = scorers(std::make_integer_sequence<int, TILE>{});
+constexpr auto ADDERS = adders(std::make_integer_sequence<int, VALUED>{});
+
+struct Tile {  // query heads of one key/value head, of one or several rows
   const float* q[TILE];
   float* out[TILE];
   Span span[TILE];
@@ -328,26 +344,26 @@ static float weigh(const Attention& t, float* scores, int base, int count, Span 
                    float& highest, float& sum) {
   if (t.softcap > 0.0f)
     for (int j = 0; j < count; j++) scores[j] = std::tanh(scores[j] / t.softcap) * t.softcap;
-  int whole = (count + 7) / 8 * 8;
+  int whole = (count + LANES - 1) / LANES * LANES;
   for (int j = 0; j < count && base + j < span.first; j++) scores[j] = -INFINITY;
   int seen = span.last + 1 - base;
   for (int j = seen < 0 ? 0 : (seen < count ? seen : count); j < whole; j++) scores[j] = -INFINITY;
-  v8 most = fill(highest);
-  for (int j = 0; j < whole; j += 8) {
-    v8 s = load(scores + j);
+  vw most = fill<vw>(highest);
+  for (int j = 0; j < whole; j += LANES) {
+    vw s = load<vw>(scores + j);
     most = s > most ? s : most;
   }
   float before = highest;
-  for (int i = 0; i < 8; i++) highest = most[i] > highest ? most[i] : highest;
-  v8 sums = fill(0.0f);
-  for (int j = 0; j < whole; j += 8) {
-    v8 e = exponential(load(scores + j) - fill(highest));
+  for (int i = 0; i < LANES; i++) highest = most[i] > highest ? most[i] : highest;
+  vw sums{};
+  for (int j = 0; j < whole; j += LANES) {
+    vw e = exponential(load<vw>(scores + j) - fill<vw>(highest));
     store(scores + j, e);
     sums += e;
   }
-  float factor = highest == before ? 1.0f : exponential(fill(before - highest))[0];
+  float factor = highest == before ? 1.0f : exponential(fill<vw>(before - highest))[0];
   float added = 0.0f;
-  for (int i = 0; i < 8; i++) added += sums[i];
+  for (int i = 0; i < LANES; i++) added += sums[i];
   sum = sum * factor + added;
   return factor;
 }
@@ -358,14 +374,7 @@ static void score_blocks(const Attention& t, const Tile& tile, const int32_t* ta
   for (int j = 0; j < count; j += t.block_size) {
     int block = table[(base + j) / t.block_size];
     const float* keys = t.keys + ((int64_t)block * t.kv_heads + kv) * size;
-    switch (tile.count) {
-      case 1: score_block<1>(t, tile.q, keys, scores + j); break;
-      case 2: score_block<2>(t, tile.q, keys, scores + j); break;
-      case 3: score_block<3>(t, tile.q, keys, scores + j); break;
-      case 4: score_block<4>(t, tile.q, keys, scores + j); break;
-      case 5: score_block<5>(t, tile.q, keys, scores + j); break;
-      default: score_block<6>(t, tile.q, keys, scores + j); break;
-    }
+    SCORERS[tile.count - 1](t, tile.q, keys, scores + j);
   }
 }
 
@@ -376,22 +385,17 @@ static void add_blocks(const Attention& t, const Tile& tile, const int32_t* tabl
     int block = table[(base + j) / t.block_size];
     int keys = count - j < t.block_size ? count - j : t.block_size;
     const float* values = t.values + ((int64_t)block * t.kv_heads + kv) * size;
-    for (int r = 0; r < tile.count; r += 3) {
-      const float* w = weights + r * SEGMENT + j;
-      float* to = out + (int64_t)r * padded;
-      switch (tile.count - r) {
-        case 1: add_values_of<1>(w, values, padded, keys, to, padded); break;
-        case 2: add_values_of<2>(w, values, padded, keys, to, padded); break;
-        default: add_values_of<3>(w, values, padded, keys, to, padded); break;
-      }
+    for (int r = 0; r < tile.count; r += VALUED) {
+      int heads = tile.count - r < VALUED ? tile.count - r : VALUED;
+      ADDERS[heads - 1](weights + r * SEGMENT + j, values, padded, keys, out + r * padded);
     }
   }
 }
 
 static void attend_tile(const Attention& t, const Tile& tile, const int32_t* table, int kv) {
   int padded = (t.value_dim + 7) / 8 * 8;
-  alignas(32) float scores[TILE * SEGMENT];
-  alignas(32) float out[TILE * 1024];
+  alignas(64) float scores[TILE * SEGMENT];
+  alignas(64) float out[TILE * 1024];
   float highest[TILE], sum[TILE];
   int first = tile.span[0].first, last = tile.span[0].last;
   for (int r = 0; r < tile.count; r++) {
