@@ -51,9 +51,7 @@ WaitingOption = Annotated[
 ]
 RequestsOption = Annotated[int, typer.Option(min=1, help="HTTP requests at once.")]
 BodyOption = Annotated[int, typer.Option(min=1, help="Bytes of a request.")]
-BudgetOption = Annotated[
-    int | None, typer.Option(min=2, help="Tokens of a step; default: 512, 2048 on GPUs.")
-]
+BudgetOption = Annotated[int | None, typer.Option(min=2, help="Tokens of a step; default 2048.")]
 BlocksOption = Annotated[
     int | None, typer.Option(min=1, help="Blocks of keys and values; default: as fit.")
 ]

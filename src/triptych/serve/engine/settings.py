@@ -11,8 +11,10 @@ import torch
 from triptych.errors import InputError, Problem
 from triptych.serve.core.limits import Limits
 
-CPU_BUDGET, GPU_BUDGET = 512, 2048
-"""Tokens of a step: enough for products to run at full speed, no more: decodes wait for it."""
+BUDGET = 2048
+"""Tokens of a step: prompts that wait are computed together, and decodes wait for them; where an
+objective for these is set, `core.order.Pace` takes less.
+"""
 CPU_SHARE, GPU_SHARE = 0.4, 0.8
 """Of the memory that is free once weights are loaded, what keys and values may take: a machine has
 other uses for its own, a device mostly none.
@@ -26,7 +28,7 @@ class EngineSettings:
     Args:
         max_running: sequences that run at once.
         max_waiting: requests that wait at once.
-        token_budget: tokens of a step; None: 512 on CPUs, 2048 on GPUs (and above `max_running`).
+        token_budget: tokens of a step; None: 2048 (and above `max_running`).
         block_size: tokens of a block.
         context: longest prompt and answer; None: what the model can take.
         num_blocks: blocks of keys and values; None: as many as all running sequences could fill,
@@ -52,16 +54,15 @@ class EngineSettings:
     prefix_reuse: bool = True
     kernels: bool = True
 
-    def limits(self, num_blocks: int, context: int, stages: int, device: torch.device) -> Limits:
+    def limits(self, num_blocks: int, context: int, stages: int) -> Limits:
         """What the scheduler keeps to."""
-        usual = GPU_BUDGET if device.type == "cuda" else CPU_BUDGET
         return Limits(
             num_blocks=num_blocks,
             block_size=self.block_size,
             model_context=context,
             max_running=self.max_running,
             max_waiting=self.max_waiting,
-            token_budget=self.token_budget or max(usual, self.max_running + 1),
+            token_budget=self.token_budget or max(BUDGET, self.max_running + 1),
             growth_tokens=self.growth_tokens,
             stages=stages,
             overlap_chunks=stages > 1,

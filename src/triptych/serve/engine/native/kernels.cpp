@@ -263,11 +263,12 @@ static inline Span span_of(const Attention& t, int position) {
 
 template <int R>
 static void score_block(const Attention& t, const float* const* q, const float* keys,
-                        float* scores) {
+                        const float* next, float* scores) {
   constexpr int V = KEYS / LANES;  // vectors
   for (int j = 0; j < t.block_size; j += KEYS) {
     vw acc[R][V]{};
     for (int d = 0; d < t.key_dim; d++) {
+      if (R < TILE) __builtin_prefetch(next + d * t.block_size + j);  // else many share a block
       vw k[V];
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) k[v] = load<vw>(keys + d * t.block_size + j + v * LANES);
@@ -285,8 +286,8 @@ static void score_block(const Attention& t, const float* const* q, const float* 
 }
 
 template <class V, int R, int C>
-static inline void add_values(const float* weights, const float* values, int stride, int count,
-                              float* out) {
+static inline void add_values(const float* weights, const float* values, int64_t ahead, int stride,
+                              int count, float* out) {
   constexpr int lanes = sizeof(V) / 4;
   V acc[R][C];
   for (int r = 0; r < R; r++)
@@ -294,7 +295,11 @@ static inline void add_values(const float* weights, const float* values, int str
   for (int j = 0; j < count; j++) {
     V v[C];
 #pragma GCC unroll 4
-    for (int c = 0; c < C; c++) v[c] = load<V>(values + (int64_t)j * stride + c * lanes);
+    for (int c = 0; c < C; c++) {
+      const float* at = values + (int64_t)j * stride + c * lanes;
+      __builtin_prefetch(at + ahead);
+      v[c] = load<V>(at);
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
       V w = fill<V>(weights[r * SEGMENT + j]);
@@ -307,18 +312,19 @@ static inline void add_values(const float* weights, const float* values, int str
 }
 
 template <int R>
-static void add_values_of(const float* weights, const float* values, int stride, int count,
-                          float* out) {
+static void add_values_of(const float* weights, const float* values, int64_t ahead, int stride,
+                          int count, float* out) {
   int c = 0;
   for (; c + 4 * LANES <= stride; c += 4 * LANES)
-    add_values<vw, R, 4>(weights, values + c, stride, count, out + c);
+    add_values<vw, R, 4>(weights, values + c, ahead, stride, count, out + c);
   for (; c + LANES <= stride; c += LANES)
-    add_values<vw, R, 1>(weights, values + c, stride, count, out + c);
-  for (; c < stride; c += 8) add_values<v8, R, 1>(weights, values + c, stride, count, out + c);
+    add_values<vw, R, 1>(weights, values + c, ahead, stride, count, out + c);
+  for (; c < stride; c += 8)
+    add_values<v8, R, 1>(weights, values + c, ahead, stride, count, out + c);
 }
 
-typedef void (*Scorer)(const Attention&, const float* const*, const float*, float*);
-typedef void (*Adder)(const float*, const float*, int, int, float*);
+typedef void (*Scorer)(const Attention&, const float* const*, const float*, const float*, float*);
+typedef void (*Adder)(const float*, const float*, int64_t, int, int, float*);
 
 template <int... R>
 static constexpr std::array<Scorer, sizeof...(R)> scorers(std::integer_sequence<int, R...>) {
@@ -368,27 +374,42 @@ static float weigh(const Attention& t, float* scores, int base, int count, Span 
   return factor;
 }
 
+// Blocks lie anywhere: the next one is asked for while one is read.
+static const float* block_at(const float* cache, const int32_t* table, int index, int kv_heads,
+                             int kv, int64_t size) {
+  return cache + ((int64_t)table[index] * kv_heads + kv) * size;
+}
+
 static void score_blocks(const Attention& t, const Tile& tile, const int32_t* table, int kv,
-                         int base, int count, float* scores) {
+                         int base, int count, const float* values, float* scores) {
   int64_t size = (int64_t)t.key_dim * t.block_size;
+  const float* keys = block_at(t.keys, table, base / t.block_size, t.kv_heads, kv, size);
   for (int j = 0; j < count; j += t.block_size) {
-    int block = table[(base + j) / t.block_size];
-    const float* keys = t.keys + ((int64_t)block * t.kv_heads + kv) * size;
-    SCORERS[tile.count - 1](t, tile.q, keys, scores + j);
+    int index = (base + j) / t.block_size + 1;
+    bool is_last = j + t.block_size >= count;
+    const float* next =
+        is_last ? values : block_at(t.keys, table, index, t.kv_heads, kv, size);
+    SCORERS[tile.count - 1](t, tile.q, keys, next, scores + j);
+    keys = next;
   }
 }
 
 static void add_blocks(const Attention& t, const Tile& tile, const int32_t* table, int kv, int base,
                        int count, int padded, const float* weights, float* out) {
   int64_t size = (int64_t)padded * t.block_size;
+  const float* values = block_at(t.values, table, base / t.block_size, t.kv_heads, kv, size);
   for (int j = 0; j < count; j += t.block_size) {
-    int block = table[(base + j) / t.block_size];
     int keys = count - j < t.block_size ? count - j : t.block_size;
-    const float* values = t.values + ((int64_t)block * t.kv_heads + kv) * size;
+    int index = (base + j) / t.block_size + 1;
+    bool is_last = j + t.block_size >= count;
+    const float* next =
+        is_last ? values : block_at(t.values, table, index, t.kv_heads, kv, size);
     for (int r = 0; r < tile.count; r += VALUED) {
       int heads = tile.count - r < VALUED ? tile.count - r : VALUED;
-      ADDERS[heads - 1](weights + r * SEGMENT + j, values, padded, keys, out + r * padded);
+      ADDERS[heads - 1](weights + r * SEGMENT + j, values, next - values, padded, keys,
+                        out + r * padded);
     }
+    values = next;
   }
 }
 
@@ -406,7 +427,9 @@ static void attend_tile(const Attention& t, const Tile& tile, const int32_t* tab
   std::memset(out, 0, sizeof(float) * tile.count * padded);
   for (int base = first / SEGMENT * SEGMENT; base <= last; base += SEGMENT) {
     int count = last + 1 - base < SEGMENT ? last + 1 - base : SEGMENT;
-    score_blocks(t, tile, table, kv, base, count, scores);
+    const float* values = block_at(t.values, table, base / t.block_size, t.kv_heads, kv,
+                                   (int64_t)padded * t.block_size);
+    score_blocks(t, tile, table, kv, base, count, values, scores);
     for (int r = 0; r < tile.count; r++) {
       float factor =
           weigh(t, scores + r * SEGMENT, base, count, tile.span[r], highest[r], sum[r]);
