@@ -78,11 +78,11 @@ def arrivals(count: int, seed: int) -> list[tuple[float, int, int]]:
     return list(zip(times_s, sizes, answers, strict=True))
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-def test_the_engine_takes_the_decisions_of_the_simulator(stages: int) -> None:
+@pytest.mark.parametrize(("stages", "ahead_below_s"), [(1, math.inf), (2, math.inf), (1, 0.009)])
+def test_the_engine_takes_the_decisions_of_the_simulator(stages: int, ahead_below_s: float) -> None:
     limits = Limits(
         num_blocks=30, model_context=160, max_running=12, token_budget=48, stages=stages,
-        growth_tokens=0,        overlap_chunks=stages > 1,
+        growth_tokens=0, overlap_chunks=stages > 1, ahead_below_s=ahead_below_s,
     )  # fmt: skip
     cost = LinearCost(fixed_s=0.004, token_s=2e-4, context_s=1e-6, pair_s=1e-7, stages=stages)
     replica, ranks = RecordedReplica(limits, cost), VirtualRanks(limits, cost)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fake_engine import Driver, alone
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -50,6 +52,7 @@ class Lives(RuleBasedStateMachine):
             token_budget=budget,
             stages=stages,
             steps_ahead=ahead,
+            ahead_below_s=0.05 if reuse else math.inf,
             overlap_chunks=overlap,
             growth_tokens=growth,
             prefix_reuse=reuse,

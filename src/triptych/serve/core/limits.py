@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from triptych.errors import InputError, Problem
@@ -23,6 +24,8 @@ class Limits:
             that run.
         stages: pipeline stages; as many steps are in flight.
         steps_ahead: 1 plans a step before the tokens of its predecessor are known, 0 never does.
+        ahead_below_s: while steps last so long or longer, none is planned ahead: the ranks wait for
+            the host a little, and a request that comes meanwhile is in the very next step.
         overlap_chunks: whether the next chunk of a prompt may be in flight behind the last one.
             Otherwise a request is in one batch at a time, and a long prompt alone in a pipeline
             uses one stage at a time.
@@ -42,6 +45,7 @@ class Limits:
     growth_tokens: int = 32
     stages: int = 1
     steps_ahead: int = 1
+    ahead_below_s: float = math.inf
     overlap_chunks: bool = False
     prefix_reuse: bool = True
 

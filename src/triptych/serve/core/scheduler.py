@@ -106,7 +106,8 @@ class Scheduler:
 
     def plan(self, now_s: float) -> Step | None:
         """The next step to run, or None if there is nothing to add to those in flight."""
-        if len(self.flights) >= self.limits.depth:
+        is_long = self._forecast.step_s >= self.limits.ahead_below_s
+        if len(self.flights) >= (self.limits.stages if is_long else self.limits.depth):
             return None
         first = self.flights[0].step_id if self.flights else self._next_step
         horizon = max(self._next_step - self.limits.stages, first - 1)

@@ -62,7 +62,7 @@ def load_rank(
     context = min(context, _steady_context(loaded.module.causal_lm) or context)
     heads = loaded.heads()
     num_blocks, block_bytes = _agreed_blocks(heads, loaded.dtype, settings, context, mesh)
-    limits = settings.limits(num_blocks, context, len(plan.stages))
+    limits = settings.limits(num_blocks, context, len(plan.stages), mesh.device)
     stage: Stage = loaded
     if settings.kernels and llama.suits(loaded):
         stage = LlamaStage(loaded, limits.token_budget)

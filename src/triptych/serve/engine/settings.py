@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ from triptych.serve.core.limits import Limits
 BUDGET = 2048
 """Tokens of a step: prompts that wait are computed together, and decodes wait for them; where an
 objective for these is set, `core.order.Pace` takes less.
+"""
+CPU_AHEAD_BELOW_S = 0.01
+"""On CPUs the host's part of a step is under a millisecond. On GPUs it issues kernels besides, and
+these must not wait for the step before.
 """
 CPU_SHARE, GPU_SHARE = 0.4, 0.8
 """Of the memory that is free once weights are loaded, what keys and values may take: a machine has
@@ -54,7 +59,7 @@ class EngineSettings:
     prefix_reuse: bool = True
     kernels: bool = True
 
-    def limits(self, num_blocks: int, context: int, stages: int) -> Limits:
+    def limits(self, num_blocks: int, context: int, stages: int, device: torch.device) -> Limits:
         """What the scheduler keeps to."""
         return Limits(
             num_blocks=num_blocks,
@@ -65,6 +70,7 @@ class EngineSettings:
             token_budget=self.token_budget or max(BUDGET, self.max_running + 1),
             growth_tokens=self.growth_tokens,
             stages=stages,
+            ahead_below_s=CPU_AHEAD_BELOW_S if device.type == "cpu" else math.inf,
             overlap_chunks=stages > 1,
             prefix_reuse=self.prefix_reuse,
         )
