@@ -75,8 +75,8 @@ def test_every_plan_gives_the_stock_tokens(model: tuple[Path, Any], plan: str) -
     folder, stock = model
     ids = random_prompts(24, 60, KNOWN, seed=2)
     degrees = Plan.uniform(4, **PLANS[plan])
-    served = run_ranks(degrees.world_size, serve, folder, degrees, TIGHT, asks_of(ids, 10), 3)
-    check(served[0], stock_tokens(stock, ids, 10))
+    served = run_ranks(degrees.world_size, serve, folder, degrees, TIGHT, asks_of(ids, 24), 3)
+    check(served[0], stock_tokens(stock, ids, 24))
 
 
 def test_continuations_share_a_prompt_and_draw_on_their_own(model: tuple[Path, Any]) -> None:
