@@ -42,18 +42,24 @@ def halves_bytes(site: Site, setting: Setting, halves: int) -> float:
 
 def gathers_again(software: Software, setting: Setting) -> bool:
     """True if products that alone read a region's input keep this rank's part of it only."""
-    return software.hides_entries and setting.sequence_parallel and not setting.compile
+    return software.gathers_entries and setting.sequence_parallel and _is_written(software, setting)
+
+
+def _is_written(software: Software, setting: Setting) -> bool:
+    """True unless layers are compiled, which exchange as torch has it."""
+    return software.is_fused or not setting.compile
 
 
 def entries(
     site: Site, block: Block, local: Sequence[LocalOperator], setting: Setting
 ) -> list[int]:
-    """Places of the products that alone read what enters a region, if their backward hides its
-    exchanges (`runtime/tensor/entered.py`).
+    """Places of the products that alone read what enters a region, if their backward gathers that
+    again or hides its exchanges (`runtime/tensor/entered.py`).
     """
-    if not site.software.hides_entries or setting.compile or setting.tensor == 1:
+    software = site.software
+    if not (software.gathers_entries or software.hides_entries) or setting.tensor == 1:
         return []
-    if has_joint_region(block):
+    if has_joint_region(block) or not _is_written(software, setting):
         return []
     return [i for i, op in enumerate(local) if op.operator.name in ENTRY_PRODUCTS]
 
@@ -62,7 +68,7 @@ def entries_s(
     site: Site, places: Sequence[int], seconds: Sequence[Seconds], setting: Setting
 ) -> float:
     """Seconds of the gathers of a backward that its products of input gradients do not hide."""
-    if not setting.sequence_parallel:
+    if not gathers_again(site.software, setting):
         return 0.0
     gather_s = site.tensor.gather_s(site.activation_bytes(setting))
     return sum(max(0.0, gather_s - _hiding_s(site, seconds[i].input_gradient_s)) for i in places)
@@ -79,7 +85,7 @@ def hidden_sums_s(
 
 def _hiding_s(site: Site, product_s: float) -> float:
     """What can travel behind a product; on a CPU nothing can."""
-    return 0.0 if site.rates.is_cpu else product_s
+    return product_s if site.software.hides_entries and not site.rates.is_cpu else 0.0
 
 
 def norm_sum_bytes(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:

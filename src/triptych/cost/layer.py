@@ -42,7 +42,7 @@ def layer_cost(
     backward = _pass(site, block, local, seconds, setting, is_forward=False)
     again, flops = _recomputed(site, block, local, seconds, setting)
     bytes_per_element = site.tokens(setting) * site.rates.element_bytes
-    working = 2.0 * max(op.n for op in local if op.operator.kind == "gemm")
+    working = _working_elements(site, local)
     if setting.recompute == "full":
         working += saved_elements(site, block, local, setting)
     return PieceCost(
@@ -58,6 +58,15 @@ def layer_cost(
         - _saved_by_splitting_s(site, seconds, setting),
         deferred_bytes=_deferred_elements(local) * bytes_per_element,
     )
+
+
+def _working_elements(site: Site, local: tuple[LocalOperator, ...]) -> float:
+    """Elements per token that a backward has beside what was kept: gradients of two tensors.
+
+    Fused kernels free what they read: of the widest product and of the hidden states.
+    """
+    widest = max(op.n for op in local if op.operator.kind == "gemm")
+    return widest + (site.model.hidden if site.software.is_fused else widest)
 
 
 def _saved_by_splitting_s(site: Site, seconds: list[Seconds], setting: Setting) -> float:

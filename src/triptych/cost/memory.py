@@ -82,6 +82,8 @@ def state_bytes(
     buffers = _gathered_bytes(stages, storage, held)
     if footprint.buckets:
         buffers = _buffer_bytes(stages, storage, held, footprint)
+    elif footprint.stand_ins:
+        buffers = max(stage.shapes for stage in stages) * storage.parameter_bytes
     return weights, gradients, optimizer, buffers
 
 
@@ -115,13 +117,14 @@ def work_bytes(
 ) -> tuple[float, float]:
     """Activations, and logits with the head's gradient: what a schedule keeps alive at most.
 
-    Where the head makes all gradients in the forward, its logits are gone when a backward works.
+    Where the head makes all gradients in the forward, its logits are gone when a backward works,
+    and so they are where its weight's gradient is added to what is kept.
     """
     working = max([stage.working_bytes for stage in stages])
     logits = max([stage.logits_bytes for stage in stages])
-    if footprint.in_place:
-        working = max(0.0, working - logits)
     activations, gradients = max([_alive_bytes(stages, moment) for moment in moments], key=sum)
+    if footprint.in_place or footprint.stand_ins:
+        working = max(0.0, working - logits - gradients)
     return working + activations, logits + gradients
 
 

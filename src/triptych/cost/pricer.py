@@ -60,6 +60,7 @@ class StageCost(NamedTuple):
     num_units: int  # layers and ends
     largest_unit: int  # parameter elements of the largest layer or end
     largest_weight: int  # of the largest single tensor that autograd makes a gradient for
+    shapes: int  # elements of one weight of each shape that a layer's products have
     holdings: Holdings
 
 
@@ -69,6 +70,7 @@ class Tenants(NamedTuple):
     num_units: int
     largest_unit: int
     largest_weight: int
+    shapes: int
     holdings: Holdings
 
 
@@ -341,9 +343,17 @@ class Pricer:
                 num_units=sum(count for _, count in pieces),
                 largest_unit=max(self.unit(kind, setting).total for kind, _ in pieces),
                 largest_weight=max(weights, default=0),
+                shapes=self._shapes([kind for kind, _ in pieces if kind >= 0], setting),
                 holdings=self._holdings(pieces, setting),
             )
         return self._tenants[key]
+
+    def _shapes(self, kinds: list[int], setting: Setting) -> int:
+        """Elements of one weight of each shape that products of layers have."""
+        products = [
+            op for kind in kinds for op in self.local(kind, setting) if op.operator.kind == "gemm"
+        ]
+        return sum(k * n for k, n in {(op.k, op.n) for op in products})
 
     def _holdings(self, pieces: list[tuple[int, int]], setting: Setting) -> Holdings:
         """Parameters of a stage. A tied table is held once by a stage with both ends."""

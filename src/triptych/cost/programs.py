@@ -136,7 +136,9 @@ MEGATRON_CORE = Software(
     optimizer_bytes=44.0,
     accumulation_bytes=5.5,
     is_fused=True,
-    footprint=Footprint(context_bytes=1.0 * GIB, logit_bytes=4.0, buckets=False),
+    gathers_entries=True,
+    hides_entries=True,
+    footprint=Footprint(context_bytes=1.0 * GIB, logit_bytes=2.0, buckets=False, stand_ins=True),
     zero=1,
 )
 """Transformer Engine kernels, distributed optimizer, fused loss. Numbers from SimuMax on B200."""

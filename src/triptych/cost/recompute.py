@@ -83,7 +83,7 @@ def saved_elements(
     saved = sum(
         op.saved + op.sequence_saved / split + op.entering_saved / entering_split for op in local
     )
-    saved += _score_elements(site, local, setting)
+    saved += _score_elements(site, local, setting) + _dealt_elements(local, setting)
     is_written = site.software.writes_plain_layers and is_plain(site.model, block)
     if setting.compile or (is_written and setting.tensor == 1):
         return saved
@@ -117,6 +117,16 @@ def _half_elements(site: Site, local: tuple[LocalOperator, ...], setting: Settin
             is_summed = op.operator.split == "row"
             kept += op.n / 2.0 / (setting.sequence_split if is_summed else 1)
     return kept
+
+
+def _dealt_elements(local: tuple[LocalOperator, ...], setting: Setting) -> float:
+    """Elements per token of attention's outputs as Ulysses makes them, kept beside those that the
+    next product reads, whose heads are together again.
+    """
+    if setting.context == 1 or setting.context_method != "ulysses":
+        return 0.0
+    attentions = [op for op in local if op.operator.kind == "attention"]
+    return float(sum(op.query_heads * op.operator.value_dim for op in attentions))
 
 
 LOG_SUM = 2.0

@@ -34,6 +34,7 @@ class Footprint:
     narrow_gradients: bool = False  # kept beside the wide ones that they are added to
     buckets: bool = True  # gradients travel in buffers of their own
     in_place: bool = False  # gradients are made in those buffers, the head's too
+    stand_ins: bool = False  # products add to kept gradients; one tensor a shape for autograd
     stage_outputs: float = 0.0  # tensors more of each micro-batch that is in flight
     more_in_flight: int = 0  # micro-batches that a pipeline has memory for
 
@@ -50,6 +51,7 @@ class Software:
     drops: bool = True  # runs dropout where a model has it
     zero: int = 0  # unless the run says otherwise
     recompute: str = "none"  # unless the run says otherwise
+    context_method: str = "ring"  # of context parallelism, unless the run says otherwise
     flash: int = 0  # generation of attention kernels; 0: the second for sdpa, the third for flash
     fuses_softmax: bool = False  # of written-out scores
     splits_messages: bool = False  # tensor ranks each send a part of what a stage hands on
@@ -59,7 +61,8 @@ class Software:
     one_port: bool = False  # ZeRO-3's gathers use one port of a node, not all
     hides_experts: float = 0.0  # part of the exchanges with experts that hides behind compute
     hides_tensor: float = 0.0  # part of tensor-parallel exchanges that hides behind products
-    hides_entries: bool = False  # backward: inputs gathered again, gradients summed behind products
+    gathers_entries: bool = False  # keeps its part of a region's input; backward gathers it again
+    hides_entries: bool = False  # backward: those gathers, sums of gradients behind products
     fp8_rate: float = 1.0  # of fp8 products against tensor-wise scaled ones
     fp8_cast_bytes: float = 5.0  # per element of an operand: its largest value, then the cast
     exchange: float = 1.0  # rate of gradient sums against the link's
@@ -81,6 +84,7 @@ class Software:
 TRIPTYCH = Software(
     name="triptych",
     compiles_all=False,
+    gathers_entries=True,
     hides_entries=True,
     writes_plain_layers=True,
     # Counted kernel by kernel for a Llama layer of `transformers`: 308h against 94h bytes, about

@@ -126,6 +126,7 @@ def plan_of(row: Row, model: Model, software: Software) -> Plan:
         microbatch=microbatch,
         recompute=recompute,
         sequence_parallel=row.text("sequence_parallel") == "1",
+        context_method=software.context_method,
         precision=precision_of(row),
         attention=_attention(row, software),
         compile=software.is_fused or row.text("compile") == "1",

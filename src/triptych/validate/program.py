@@ -47,7 +47,15 @@ def software_of(row: Row) -> Software:
     """The features of a row's program."""
     software = _family(row)
     if row.says("overlap features off", "overlap off"):
-        software = replace(software, hides_gradients=False, hides_shards=0.0, hides_tensor=0.0)
+        software = replace(
+            software,
+            hides_gradients=False,
+            hides_shards=0.0,
+            hides_tensor=0.0,
+            hides_entries=False,
+        )
+    if row.says("simumax"):  # its launchers deal heads to context ranks (--cp-comm-type a2a)
+        software = replace(software, context_method="ulysses")
     if row.says("async tp", "asynctp", "tp-comm-overlap on"):
         software = replace(software, hides_tensor=ASYNC_TENSOR)
     if row.text("precision").lower() == "nvfp4":

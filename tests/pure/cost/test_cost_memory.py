@@ -8,8 +8,10 @@ import pytest
 from cost_samples import cluster, frame_of, llama, plan, setting, work
 
 from triptych.cost.ends import CHUNK_TOKENS
+from triptych.cost.frame import Frame
 from triptych.cost.memory import state_bytes
 from triptych.cost.pricer import Pricer
+from triptych.cost.programs import MEGATRON_CORE
 from triptych.cost.software import TRIPTYCH, Software
 from triptych.cost.storage import Storage
 from triptych.model.model import Attention, Block, Mlp, Model
@@ -75,6 +77,29 @@ def test_tensor_parallelism_leaves_the_gathered_inputs_whole() -> None:
     assert layer_bytes(model, tensor=2) == pytest.approx(inside + outside + gathered)
     with_sp = layer_bytes(model, tensor=2, sequence_parallel=True)
     assert with_sp == pytest.approx(inside + outside / 2 + gathered)
+
+
+def test_inputs_of_regions_that_are_gathered_again_are_kept_in_parts() -> None:
+    """Korthikanti et al. 2022, sec. 4.2.2: each rank keeps its part of what enters a region."""
+    model = llama(hidden=64, heads=8, kv_heads=4, width=176)
+    whole = SEQUENCE * (8 * 64 + 4 * 64 + 4 * 32 + 6 * 176 + 4 * 8)
+    kept = layer_bytes(model, MEGATRON_CORE, tensor=2, sequence_parallel=True)
+    assert kept == pytest.approx(whole / 2)
+
+
+def test_ulysses_keeps_the_outputs_of_attention_twice() -> None:
+    """As it makes them, and as the next product reads them."""
+    model = llama(hidden=64, heads=8, kv_heads=4)
+    ring, dealt = (layer_bytes(model, context=2, context_method=m) for m in ("ring", "ulysses"))
+    assert dealt - ring == pytest.approx(2 * SEQUENCE / 2 * 64)
+
+
+def test_products_that_add_to_kept_gradients_leave_one_tensor_of_each_shape() -> None:
+    model = llama(hidden=64, heads=8, kv_heads=4, width=176)
+    chosen = plan(model, zero=1)
+    frame = Frame.of(Pricer(model, cluster(1), work(SEQUENCE), MEGATRON_CORE), chosen)
+    *_, buffers = state_bytes(frame.costs, Storage.of(chosen), MEGATRON_CORE.footprint)
+    assert buffers == 2 * 64 * (128 + 64 + 2 * 176 + 176)  # qkv, out, up with gate, down
 
 
 def test_a_materialised_score_matrix_adds_2as_per_token() -> None:
