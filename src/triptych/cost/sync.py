@@ -8,6 +8,7 @@ CPUs everything in which communication itself needs the processor (`Group.free_s
 from __future__ import annotations
 
 import math
+import sys
 from typing import NamedTuple
 
 from triptych.cluster.measured import Curve
@@ -61,8 +62,11 @@ def step_tail(
 ) -> Tail:
     """Exposed seconds of a stage's end of step; the last backward hides reductions.
 
-    An `optimizer` that was measured does updates in fp32, the norm included.
+    An `optimizer` that was measured does updates in fp32, the norm included. A program that hides
+    nothing has no use for buckets: it sums all gradients at once.
     """
+    if not software.hides_gradients:
+        storage = storage._replace(bucket_bytes=sys.maxsize)
     reduction_bytes = storage.reduction_bytes
     owned = held.dense / (storage.shards if storage.zero else 1)
     owned += held.expert / (storage.expert_shards if storage.zero else 1)
