@@ -29,6 +29,9 @@ SOFTMAX_ROWS = 4
 SOFTMAX_OPERATORS = 3.0
 """Operators more than one if mask, scale and softmax are kernels of their own."""
 
+ROUTED = frozenset({"dispatch", "combine"})
+"""Operators whose rows are sorted once more where experts are spread: by sender and by expert."""
+
 EXPERT_OPERATORS = 3.0
 """Operators of one expert where experts run one after the other."""
 
@@ -155,6 +158,8 @@ def measured_as(name: str) -> str:
 def _memory(site: Site, local: LocalOperator, setting: Setting) -> Seconds:
     rates = site.rates
     elements = local.elements + local.sequence_elements / setting.sequence_split
+    if setting.expert > 1 and local.operator.name in ROUTED:
+        elements += 2.0 * local.sequence_saved / setting.sequence_split
     if rates.kernels:
         pair = rates.kernels.operators[measured_as(local.operator.name)]
         return Seconds(*(curve.above_least(elements * site.tokens(setting)) for curve in pair))

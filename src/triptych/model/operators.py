@@ -193,7 +193,11 @@ def _attention(model: Model, block: Block) -> tuple[Operator, ...]:
 
 
 def _latent_attention(hidden: int, attention: Attention, latent: Latent) -> tuple[Operator, ...]:
-    """Multi-head latent attention as trained: keys and values expanded (DeepSeek-V2, sec. 2.1)."""
+    """Multi-head latent attention as trained: keys and values expanded (DeepSeek-V2, sec. 2.1).
+
+    Queries and keys are put together from a part without and one with positions, and values taken
+    out of what keys were expanded with: all are copied.
+    """
     heads, rank, key_dim = attention.query_heads, latent.kv_rank, latent.nope_dim + latent.rope_dim
     if latent.query_rank is None:
         query: tuple[Operator, ...] = (_gemm("q", "column", hidden, heads * key_dim),)
@@ -209,6 +213,7 @@ def _latent_attention(hidden: int, attention: Attention, latent: Latent) -> tupl
         _norm("kv_norm", rank, with_bias=False),
         _gemm("kv_up", "column", rank, heads * (latent.nope_dim + latent.value_dim)),
         _scaling("rotary", (heads + 1) * latent.rope_dim),
+        _scaling("assembly", heads * (2 * key_dim + latent.value_dim)),
         _core(attention, head_dim=key_dim, value_dim=latent.value_dim),
         _gemm("out", "row", heads * latent.value_dim, hidden),
     )
@@ -368,7 +373,7 @@ def _head_norm(attention: Attention) -> Operator:
 
 
 def _scaling(name: str, width: int) -> Operator:
-    """Rotates or scales heads by their positions; linear, so that it keeps nothing."""
+    """Rotates, scales or copies heads; linear, so that it keeps nothing."""
     return Operator(name=name, kind="memory", split="heads", elements=2.0 * width)
 
 
