@@ -108,6 +108,17 @@ def test_later_attention_kernels_are_faster_and_the_backward_does_more() -> None
     assert second[0] < longer[0] < 2 * second[0]  # twice the work at a better rate
 
 
+def test_few_heads_leave_multiprocessors_waiting_for_the_last_tile() -> None:
+    """Half of the rate where each has one tile, all of it where each has many."""
+    tiles = 128.0 * A100.multiprocessors
+
+    def per_head_s(heads: float) -> float:
+        shape = {"width": 256.0, "context": 2048.0, "tokens": tiles / 8}
+        return (flash_s(A100, 2, heads=heads, **shape)[0] - KERNEL_S) / heads
+
+    assert per_head_s(8) == pytest.approx(2 / (1 + 1 / 100) * per_head_s(800))
+
+
 def test_written_out_scores_cost_traffic_and_misaligned_heads_the_tensor_cores() -> None:
     def scores_s(key: float = 128, fused: bool = True, dropout: bool = False) -> float:
         return unfused_s(
@@ -138,6 +149,13 @@ def test_a_program_that_hides_no_gradients_ends_later() -> None:
     ours, theirs = (step_pieces(s, dp=2) for s in (TRIPTYCH, MEGATRON_2021))
     storage = Storage.of(plan(llama(), dp=2))
     assert theirs.tail(0, storage).reduce_s > ours.tail(0, storage).reduce_s
+
+
+def test_a_program_that_hides_no_gradients_sums_them_at_once() -> None:
+    chosen = plan(llama(), dp=2, bucket_bytes=1024)
+    frame = step_pieces(MEGATRON_2021, dp=2)
+    at_once = frame.tail(0, Storage.of(plan(llama(), dp=2))).reduce_s
+    assert frame.tail(0, Storage.of(chosen)).reduce_s == at_once
 
 
 def test_messages_that_tensor_ranks_share_are_gathered_again() -> None:

@@ -14,6 +14,13 @@ FLASH_BACKWARD_RATE = 0.8
 FLASH_RAMP = 700.0
 """Tokens of context at which a kernel of the first two generations reaches half of its rate."""
 
+FLASH_ROWS = 128
+"""Queries of a head that a multiprocessor works off in one tile."""
+
+FLASH_TAIL = 1.0
+"""Tiles that a multiprocessor waits for at a kernel's end: under a triangle they are unequal
+(aiconfigurator's tables of context attention: 0.6 on A100, 1.0 on H100, 1.8 on B200)."""
+
 SOFTMAX_BYTES = (4.0, 6.0)
 """Bytes per 16-bit score that one fused kernel for mask and softmax moves, forward and backward."""
 
@@ -38,6 +45,8 @@ def flash_s(
     attained = rates.flash_flops[generation - 1]
     if rates.multiprocessors:
         attained *= 2.0 * context / (2.0 * context + FLASH_RAMP)
+        tiles = heads * tokens / FLASH_ROWS / rates.multiprocessors
+        attained *= tiles / (tiles + FLASH_TAIL)
     forward_s = flops / attained
     backward_s = forward_s * FLASH_BACKWARD
     if rates.is_cpu:
