@@ -66,16 +66,17 @@ def head_cost(site: Site, local: tuple[LocalOperator, ...], setting: Setting) ->
         recomputed_flops=0.0,
         saved_bytes=(norm_saved + site.model.hidden) * tokens * site.rates.element_bytes,
         working_bytes=0.0,
-        logits_bytes=_logits_bytes(site, tokens, product.n),
+        logits_bytes=_logits_bytes(site, tokens, product.n, setting.tensor),
         head_gradient_bytes=0.0
         if site.software.footprint.in_place
         else product.weight_elements * site.rates.element_bytes,
     )
 
 
-def _logits_bytes(site: Site, tokens: float, width: int) -> float:
+def _logits_bytes(site: Site, tokens: float, width: int, tensor: int) -> float:
     """Bytes of the logits that exist at once, with what is made of them."""
-    whole = site.software.footprint.logit_bytes
+    kept = site.software.footprint
+    whole = (tensor > 1 and kept.split_logit_bytes) or kept.logit_bytes
     if whole:
         return tokens * width * whole * site.rates.element_bytes / 2.0
     return min(CHUNK_TOKENS, tokens) * width * logit_bytes(site.rates.element_bytes)

@@ -47,7 +47,7 @@ def rank_memory(
     """
     weights, gradients, optimizer, buffers = state_bytes(stages, storage, footprint)
     activations, logits = work_bytes(stages, moments, footprint)
-    update = footprint.update_bytes * owned_elements(stages, storage)
+    update = footprint.update_bytes * owned_elements(stages, storage) * (storage.shards > 1)
     if update > activations + logits:
         activations, logits, buffers = 0.0, 0.0, buffers + update
     tensors = (weights, gradients, optimizer, activations, logits, buffers + exchange_bytes)
@@ -84,6 +84,8 @@ def state_bytes(
         buffers = _buffer_bytes(stages, storage, held, footprint)
     elif footprint.stand_ins:
         buffers = max(stage.shapes for stage in stages) * storage.parameter_bytes
+    if footprint.sums_apart and storage.shards > 1 and not storage.zero:
+        buffers += held * storage.gradient_bytes
     return weights, gradients, optimizer, buffers
 
 
@@ -117,14 +119,12 @@ def work_bytes(
 ) -> tuple[float, float]:
     """Activations, and logits with the head's gradient: what a schedule keeps alive at most.
 
-    Where the head makes all gradients in the forward, its logits are gone when a backward works,
-    and so they are where its weight's gradient is added to what is kept.
+    Logits are gone when the backward of a layer works.
     """
     working = max([stage.working_bytes for stage in stages])
     logits = max([stage.logits_bytes for stage in stages])
     activations, gradients = max([_alive_bytes(stages, moment) for moment in moments], key=sum)
-    if footprint.in_place or footprint.stand_ins:
-        working = max(0.0, working - logits - gradients)
+    working = max(0.0, working - logits - gradients)
     return working + activations, logits + gradients
 
 

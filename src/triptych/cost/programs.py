@@ -81,11 +81,16 @@ ONEFLOW = Software(
     optimizer_bytes=40.0,
     is_fused=True,
     footprint=Footprint(
-        context_bytes=1.2 * GIB, logit_bytes=2.0, stage_outputs=5.0, more_in_flight=2, buckets=False
+        context_bytes=1.2 * GIB,
+        logit_bytes=2.0,
+        stage_outputs=5.0,
+        more_in_flight=2,
+        buckets=False,
+        sums_apart=True,
     ),
 )
 """A static graph: hardly any host time, gradients behind the backward, buffers for each message of
-a pipeline. Numbers from DLPerf 2021 on V100."""
+a pipeline and each sum of gradients. Numbers from DLPerf 2021 on V100."""
 
 ALPA = Software(
     name="Alpa (XLA) 2022",
@@ -97,11 +102,13 @@ ALPA = Software(
     hides_gradients=False,
     optimizer_bytes=28.0,
     is_fused=True,
-    footprint=Footprint(logit_bytes=8.0, update_bytes=4.0, buckets=False),
+    keeps_softmax=True,
+    keeps_activation=False,
+    footprint=Footprint(logit_bytes=8.0, update_bytes=4.0, sums_apart=True, buckets=False),
     drops=False,
 )
-"""XLA, without dropout, and with new parameters and moments beside the old ones in an update.
-Numbers from its tables on V100."""
+"""XLA, without dropout: activation fused into the products around it, sums of gradients beside
+them, in fp32 for the update. Numbers from its tables on V100."""
 
 COMPOSER = Software(
     name="composer FSDP 2023",
@@ -123,10 +130,11 @@ TORCHTITAN = Software(
     compiled=Kernels(traffic=0.75, launches=1.0, host=1.0, loss_bytes=34.0),
     flash=2,
     hides_shards=0.53,
-    footprint=Footprint(logit_bytes=14.0, buckets=False),
+    footprint=Footprint(logit_bytes=14.0, split_logit_bytes=20.0, buckets=False),
     fp8_cast_bytes=6.0,
 )
-"""FSDP2, selective recomputation by operator, whole fp32 logits. Numbers from its H100 tables."""
+"""FSDP2, selective recomputation by operator, whole fp32 logits, whose softmax is kernel by kernel
+where tensor ranks share them. Numbers from its H100 tables."""
 
 MEGATRON_CORE = Software(
     name="Megatron Core",

@@ -84,6 +84,8 @@ def saved_elements(
         op.saved + op.sequence_saved / split + op.entering_saved / entering_split for op in local
     )
     saved += _score_elements(site, local, setting) + _dealt_elements(local, setting)
+    if not site.software.keeps_activation:
+        saved -= sum(op.saved for op in local if op.operator.name.endswith("_activation"))
     is_written = site.software.writes_plain_layers and is_plain(site.model, block)
     if setting.compile or (is_written and setting.tensor == 1):
         return saved
@@ -148,7 +150,7 @@ def _score_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setti
     elements = 0.0
     for op in local:
         if op.operator.kind == "attention":
-            matrices = _score_matrices(op.operator, setting, site.rates)
+            matrices = _score_matrices(site, op.operator, setting)
             elements += op.query_heads * site.sequence_length * matrices
             if op.operator.dropout:
                 width = op.operator.head_dim + op.operator.value_dim
@@ -158,17 +160,17 @@ def _score_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setti
     return elements
 
 
-def _score_matrices(operator: Operator, setting: Setting, rates: Rates) -> float:
+def _score_matrices(site: Site, operator: Operator, setting: Setting) -> float:
     """Matrices of the size of the scores that attention keeps (`runtime/attention.py`).
 
     With dropout: the softmax in fp32; the weights that multiply the values; the mask, a byte an
     element; the tanh of soft-capped scores. Without it, tiles keep none.
     """
+    wide = max(1.0, 4.0 / site.rates.element_bytes)
     if not operator.dropout:
-        return 1.0 if setting.attention == "eager" else 0.0
-    softmax = max(1.0, 4.0 / rates.element_bytes)
-    mask = 1.0 / rates.element_bytes
-    return softmax + 1.0 + mask + operator.softcapped
+        both = 1.0 + wide * (site.software.keeps_softmax and wide > 1.0)
+        return both if setting.attention == "eager" else 0.0
+    return wide + 1.0 + 1.0 / site.rates.element_bytes + operator.softcapped
 
 
 def _unfused_elements(local: tuple[LocalOperator, ...], setting: Setting, rates: Rates) -> float:

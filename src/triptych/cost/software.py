@@ -30,7 +30,9 @@ class Footprint:
     fragmentation: float = 0.03  # part of all tensors that the caching allocator loses
     logit_bytes: float = 0.0  # per logit of a whole micro-batch; 0: by chunks, as our loss does
     owned_bytes: float = 0.0  # per parameter that a rank updates: fp32 gradients of the update
-    update_bytes: float = 0.0  # the same, but only when activations are gone
+    update_bytes: float = 0.0  # of an update of gradients summed over ranks, activations gone
+    sums_apart: bool = False  # gradients are summed over ranks into tensors of their own
+    split_logit_bytes: float = 0.0  # where tensor ranks share the vocabulary; 0: as many
     narrow_gradients: bool = False  # kept beside the wide ones that they are added to
     buckets: bool = True  # gradients travel in buffers of their own
     in_place: bool = False  # gradients are made in those buffers, the head's too
@@ -47,6 +49,8 @@ class Software:
     eager: Kernels
     compiled: Kernels
     attention: str = "flash"  # unless the run says otherwise; eager: scores are written out
+    keeps_softmax: bool = False  # of written-out scores in fp32, beside the 16-bit one
+    keeps_activation: bool = True  # of an MLP; else its backward makes it again from its input
     selects_operators: bool = False  # selective: every other product and all that is cheap
     drops: bool = True  # runs dropout where a model has it
     zero: int = 0  # unless the run says otherwise

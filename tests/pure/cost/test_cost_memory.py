@@ -9,9 +9,10 @@ from cost_samples import cluster, frame_of, llama, plan, setting, work
 
 from triptych.cost.ends import CHUNK_TOKENS
 from triptych.cost.frame import Frame
-from triptych.cost.memory import state_bytes
+from triptych.cost.memory import state_bytes, work_bytes
+from triptych.cost.pipeline import Alive
 from triptych.cost.pricer import Pricer
-from triptych.cost.programs import MEGATRON_CORE
+from triptych.cost.programs import ALPA, MEGATRON_2021, MEGATRON_CORE, ONEFLOW
 from triptych.cost.software import TRIPTYCH, Software
 from triptych.cost.storage import Storage
 from triptych.model.model import Attention, Block, Mlp, Model
@@ -100,6 +101,40 @@ def test_products_that_add_to_kept_gradients_leave_one_tensor_of_each_shape() ->
     frame = Frame.of(Pricer(model, cluster(1), work(SEQUENCE), MEGATRON_CORE), chosen)
     *_, buffers = state_bytes(frame.costs, Storage.of(chosen), MEGATRON_CORE.footprint)
     assert buffers == 2 * 64 * (128 + 64 + 2 * 176 + 176)  # qkv, out, up with gate, down
+
+
+def xla_layer_bytes(precision: str) -> float:
+    model = llama(hidden=64, heads=8, kv_heads=4, width=176)
+    return layer_bytes(model, ALPA, attention="eager", dtype=precision)
+
+
+def test_xla_keeps_scores_in_fp32_too_and_makes_activations_again() -> None:
+    """Alpa's tables: 96 MiB more in fp16 and 64 MiB less in fp32 than eager layers keep."""
+    model = llama(hidden=64, heads=8, kv_heads=4, width=176)
+    scores, activation = 8 * SEQUENCE * SEQUENCE, SEQUENCE * 176
+    for dtype, more in (("fp16", 4 * scores - 2 * activation), ("fp32", -4 * activation)):
+        eager = layer_bytes(model, MEGATRON_CORE, attention="eager", dtype=dtype)
+        assert xla_layer_bytes(dtype) - eager == pytest.approx(more)
+
+
+def test_sums_over_ranks_are_tensors_of_their_own_in_static_graphs() -> None:
+    """OneFlow: as much as the gradients, if there are other ranks."""
+    model = llama()
+    for dp, times in ((1, 0), (2, 1)):
+        chosen = plan(model, dp=dp)
+        frame = Frame.of(Pricer(model, cluster(dp), work(SEQUENCE), ONEFLOW), chosen)
+        kept = [
+            state_bytes(frame.costs, Storage.of(chosen), footprint)
+            for footprint in (ONEFLOW.footprint, replace(ONEFLOW.footprint, sums_apart=False))
+        ]
+        assert kept[0][3] - kept[1][3] == times * kept[0][1]
+
+
+def test_logits_and_the_backward_of_a_layer_do_not_peak_together() -> None:
+    model = llama(vocab=4096)
+    stage = frame_of(model, plan(model)).costs[0]._replace(working_bytes=7.0, logits_bytes=5.0)
+    moments = [(Alive(in_flight=0, deferred=0),)]
+    assert sum(work_bytes([stage], moments, MEGATRON_2021.footprint)) == 7.0
 
 
 def test_a_materialised_score_matrix_adds_2as_per_token() -> None:
