@@ -239,7 +239,7 @@ class Pricer:
 
     def piece(self, kind: int, setting: Setting) -> PieceCost:
         """The cost of a layer of some kind, of the embedding or of the head."""
-        setting = self._as_compiled(kind, setting)
+        setting = self.as_compiled(kind, setting)
         key = (kind, setting)
         if key not in self._layers:
             site, local = self.site(setting), self.local(kind, setting)
@@ -250,7 +250,7 @@ class Pricer:
             self._layers[key] = cost
         return self._layers[key]
 
-    def _as_compiled(self, kind: int, setting: Setting) -> Setting:
+    def as_compiled(self, kind: int, setting: Setting) -> Setting:
         """A setting as a piece has it: some are not compiled, whatever the plan says."""
         if not setting.compile or self.software.compiles_all:
             return setting

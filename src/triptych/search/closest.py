@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from triptych.cluster.catalogue import devices
 from triptych.cluster.cluster import Cluster
 from triptych.cost.predict import predict_with
 from triptych.cost.prediction import Prediction
@@ -16,7 +17,7 @@ from triptych.search.objective import Objective
 from triptych.search.options import FIT, Option
 from triptych.search.pins import Pins
 from triptych.search.space import Space
-from triptych.units import format_bytes
+from triptych.units import format_bytes, format_seconds
 
 GROWTH = (2, 4, 8, 16)
 """Times as many devices that are tried."""
@@ -80,7 +81,8 @@ def _changes(space: Space, pricer: Pricer, needed: int) -> Iterator[str]:
         yield from (f"priced, not runnable here: {plan}" for plan in plan)
     yield from _shorter(space)
     yield from _more_devices(space)
-    yield f"devices with at least {format_bytes(needed)} each ({needed} bytes)"
+    large = _such_as(space, needed)
+    yield f"devices with at least {format_bytes(needed)} each ({needed} bytes){large}"
 
 
 def _tighter(space: Space, pricer: Pricer) -> Iterator[str]:
@@ -134,7 +136,7 @@ def _shorter(space: Space) -> Iterator[str]:
             return
         workload = replace(space.workload, sequence_length=length)
         shorter = replace(space, workload=workload)
-        for plan in _fitting(shorter, Pricer(space.model, space.cluster, workload)):
+        for plan in _fastest(shorter, Pricer(space.model, space.cluster, workload)):
             yield f"sequences of {length} tokens: {plan}"
             return
 
@@ -143,17 +145,31 @@ def _more_devices(space: Space) -> Iterator[str]:
     """The smallest larger cluster of the same nodes on which a plan fits."""
     for times in GROWTH:
         grown = _grown(space.cluster, times)
-        if space.workload.global_batch < grown.num_devices and times > GROWTH[0]:
-            return
         wider = replace(space, cluster=grown)
-        for plan in _fitting(wider, Pricer(space.model, grown, space.workload)):
+        for plan in _fastest(wider, Pricer(space.model, grown, space.workload)):
             yield f"{grown.num_devices} devices instead of {space.cluster.num_devices}: {plan}"
             return
+
+
+def _such_as(space: Space, needed: int) -> str:
+    """The smallest device of the same kind that has so many bytes, if the catalogue knows one."""
+    kind = space.cluster.device.kind
+    large = [d for d in devices().values() if d.kind == kind and d.memory_bytes >= needed]
+    if not large:
+        return ""
+    return f", as {min(large, key=lambda device: (device.memory_bytes, device.name)).name} has"
 
 
 def _grown(cluster: Cluster, times: int) -> Cluster:
     groups = tuple(replace(group, nodes=group.nodes * times) for group in cluster.groups)
     return replace(cluster, groups=groups, name=f"{times} x {cluster.name}")
+
+
+def _fastest(space: Space, pricer: Pricer) -> Iterator[str]:
+    """The fastest plan of a space that fits, if one does."""
+    for option in BestFirst(space, pricer, Objective(), lambda option: True).leaders(1):
+        seconds, needed = format_seconds(option.step_s), format_bytes(option.peak_bytes)
+        yield f"{option.plan.short()} takes {seconds} a step, needs {needed}"
 
 
 def _fitting(space: Space, pricer: Pricer) -> Iterator[str]:

@@ -9,6 +9,7 @@ from triptych.cost.prediction import Prediction
 from triptych.cost.pricer import Pricer
 from triptych.cost.storage import Storage
 from triptych.cost.traffic import frame_traffic
+from triptych.cost.work import rank_work
 from triptych.units import format_seconds
 
 _WORDS = {
@@ -21,6 +22,14 @@ _WORDS = {
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
 }
+
+_WORK = (
+    ("arithmetic", "matrix products"),
+    ("arithmetic", "attention"),
+    ("memory bandwidth", "operators that memory bounds"),
+    ("host", "loss, host and gradient sums"),
+)
+"""What binds if most of the work is of a kind, and that kind."""
 
 BINDS = 0.05
 """Share of a step from which a term is said to bind."""
@@ -81,13 +90,23 @@ def _against(prediction: Prediction, best: Prediction) -> str:
 def binding(prediction: Prediction, pricer: Pricer) -> tuple[str, ...]:
     """What the best plan would gain from, strongest first: bandwidth, batch, memory, arithmetic."""
     found = [*_bandwidth(prediction, pricer), *_batch(prediction, pricer), *_memory(prediction)]
-    compute = prediction.time_s["compute"] / prediction.step_time_s
-    found.append((compute, f"arithmetic: {compute:.0%} of the step computes"))
+    found.append(_arithmetic(prediction, pricer))
     return tuple(text for _, text in sorted(found, reverse=True))
 
 
 Found = tuple[float, str]
 """A share of the step that could be won, and the sentence."""
+
+
+def _arithmetic(prediction: Prediction, pricer: Pricer) -> Found:
+    """Computing, and what it is spent on where most of it is; the largest part binds."""
+    share = prediction.time_s["compute"] / prediction.step_time_s
+    frame = Frame.of(pricer, prediction.plan)
+    work = max((rank_work(frame, rank) for rank in frame.distinct), key=sum)
+    parts = list(zip(work, _WORK, strict=True))
+    spent = ", ".join(f"{part_s / sum(work):.0%} {word}" for part_s, (_, word) in parts)
+    _, (binds, _) = max(parts)
+    return share, f"{binds}: {share:.0%} of the step computes; of that {spent}"
 
 
 def _bandwidth(prediction: Prediction, pricer: Pricer) -> Iterator[Found]:

@@ -286,7 +286,28 @@ def test_more_devices_are_offered_when_they_help() -> None:
     fixed = {"microbatch": "1", "schedule": "1f1b"}
     result = search(model, where, Workload(sequence_length=4096, global_batch=64), fixed=fixed)
     assert result.closest is not None
-    assert any("devices instead of 8" in change for change in result.closest.changes)
+    more = next(change for change in result.closest.changes if "devices instead of 8" in change)
+    grown = parse_cluster(f"{int(more.split()[0]) // 8}x8xA100-SXM4-40GB")
+    work = Workload(sequence_length=4096, global_batch=64)
+    best = search(model, grown, work, fixed=fixed, top=1).plans[0]
+    assert f"{best.plan.short()} takes" in more
+
+
+def test_the_smallest_device_that_would_hold_a_plan_is_named() -> None:
+    model, work = load_model("llama-3.1-70b"), Workload(sequence_length=4096, global_batch=8)
+    fixed = {"zero": "0", "pp": "1"}
+    result = search(model, parse_cluster("1x8xH100-SXM"), work, fixed=fixed)
+    assert result.closest is not None
+    assert result.closest.changes[-1].endswith("as B200-SXM-180GB has")
+    assert search(model, parse_cluster("1x8xB200-SXM-180GB"), work, fixed=fixed).plans
+
+
+def test_what_most_of_the_computing_is_spent_on_binds() -> None:
+    h100 = parse_cluster("1x8xH100-SXM")
+    large = search(load_model("llama-3.1-8b"), h100, work(64, 4096), top=1)
+    assert any(text.startswith("arithmetic: ") for text in large.binding)
+    small = search(tiny(), gpus(1, 1), work(8, 32), top=1)
+    assert any(text.startswith("host: ") for text in small.binding)
 
 
 # --- what must never get worse -----------------------------------------------------------------
