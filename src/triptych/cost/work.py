@@ -32,8 +32,8 @@ def rank_work(frame: Frame, rank: int) -> Work:
         for layers in _pieces(frame, stage):
             for kind, seconds in _operators(pricer, layers):
                 by_kind[kind] += layers.number * seconds
-    known_s = sum(by_kind.values())
-    return Work(*by_kind.values(), other_s=max(0.0, total_s - known_s))
+    other_s = max(0.0, total_s - sum(by_kind.values()))
+    return Work(by_kind["gemm"], by_kind["attention"], by_kind["memory"], other_s)
 
 
 def _pieces(frame: Frame, index: int) -> Iterator[Layers]:
