@@ -158,15 +158,22 @@ def measured_as(name: str) -> str:
 def _memory(site: Site, local: LocalOperator, setting: Setting) -> Seconds:
     rates = site.rates
     elements = local.elements + local.sequence_elements / setting.sequence_split
-    if setting.expert > 1 and local.operator.name in ROUTED:
-        elements += 2.0 * local.sequence_saved / setting.sequence_split
     if rates.kernels:
+        elements += _sorted_elements(local, setting)
         pair = rates.kernels.operators[measured_as(local.operator.name)]
         return Seconds(*(curve.above_least(elements * site.tokens(setting)) for curve in pair))
     traffic = site.software.kernels(setting.compile).traffic
     if local.operator.name.endswith("_norm") and not rates.is_cpu:
         traffic /= NORM_RATE
-    moved_bytes = elements * site.tokens(setting) * rates.element_bytes * traffic
+    elements = elements * traffic + _sorted_elements(local, setting)
+    moved_bytes = elements * site.tokens(setting) * rates.element_bytes
     forward_s = moved_bytes / rates.memory_bytes_per_s
     start_s = 0.0 if rates.is_cpu else KERNEL_S
     return Seconds(forward_s + start_s, MEMORY_BACKWARD * forward_s + start_s)
+
+
+def _sorted_elements(local: LocalOperator, setting: Setting) -> float:
+    """Elements per token that one more sort of routed rows reads and writes, a copy each."""
+    if setting.expert == 1 or local.operator.name not in ROUTED:
+        return 0.0
+    return 2.0 * local.sequence_saved / setting.sequence_split

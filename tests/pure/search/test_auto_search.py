@@ -49,7 +49,7 @@ PAIRS = {  # model, layers, cluster, sequence, batch -> what the plan has
     "two sequences of a wide model": ("llama-3.1-405b", 2, "1x8xH100-SXM", 4096, 1, "megatron"),
     "long and wide on A100": ("llama-2-70b", 4, "1x8xA100-80", 4096, 1, "megatron"),
     "experts": ("mixtral-8x7b-v0.1", 4, "1x8xH100-SXM", 4096, 64, "experts"),
-    "many experts": ("qwen3-235b-a22b", 3, "1x8xH100-SXM", 4096, 64, "experts"),
+    "many experts": ("qwen3-235b-a22b", 6, "2x8xH100-SXM", 4096, 64, "experts"),
     "experts on two nodes": ("mixtral-8x7b-v0.1", 6, "2x8xH100-SXM", 4096, 64, "experts"),
     "memory is short": ("llama-2-7b", 16, "1x8xA100-40", 2048, 64, "zero"),
     "memory is short on V100": ("gpt-3-6.7b", 12, "1x8xV100-32", 1024, 64, "zero"),
