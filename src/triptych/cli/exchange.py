@@ -12,7 +12,7 @@ import typer
 from triptych.cli.answer import Answer, say
 from triptych.cluster.cluster import Cluster
 from triptych.cost.predict import predict
-from triptych.cost.programs import BY_ENGINE, as_run
+from triptych.cost.programs import BY_ENGINE, as_run, with_fused_loss
 from triptych.errors import InputError, Problem
 from triptych.export.imported import Asked, Imported
 from triptych.export.target import Export, Subject
@@ -142,6 +142,8 @@ def with_present(
 def _priced(imported: Imported, model: Model, cluster: Cluster) -> tuple[Mapping[str, Any], str]:
     """A plan priced as its own engine runs it, and the name of that program."""
     software = BY_ENGINE[imported.engine]
+    if imported.fuses_loss:
+        software = with_fused_loss(software)
     found = predict(model, cluster, imported.workload, as_run(imported.plan, software), software)
     return replace(found, plan=imported.plan).to_json(), software.name
 

@@ -35,6 +35,7 @@ class Imported:
     assumed: tuple[str, ...] = ()
     not_understood: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()  # the model in the file from MODEL
+    fuses_loss: bool = False  # its gradient takes the place of the logits
 
     def to_json(self) -> dict[str, Any]:
         """What was assumed, what was not understood, where the models differ."""

@@ -110,6 +110,7 @@ def read_megatron(text: str, asked: Asked, usual_sequence: int) -> tuple[Importe
         not_understood=tuple(line.rest()),
         assumed=tuple(draft.assumed),
         differs=tuple(differences(shape, asked.model)),
+        fuses_loss=line.has("cross-entropy-loss-fusion"),
     )
     return imported, draft.problems
 

@@ -14,6 +14,7 @@ from triptych.cost.programs import (
     MEGATRON_DEEPSPEED,
     ONEFLOW,
     TORCHTITAN,
+    with_fused_loss,
 )
 from triptych.cost.software import TRIPTYCH, Software
 from triptych.plan.plan import Precision
@@ -54,6 +55,8 @@ def software_of(row: Row) -> Software:
             hides_tensor=0.0,
             hides_entries=False,
         )
+    if row.says("ce fusion", "fused loss"):
+        software = with_fused_loss(software)
     if row.says("simumax"):  # its launchers deal heads to context ranks (--cp-comm-type a2a)
         software = replace(software, context_method="ulysses")
     if row.says("async tp", "asynctp", "tp-comm-overlap on"):

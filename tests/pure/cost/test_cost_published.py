@@ -12,7 +12,7 @@ import pytest
 from triptych.cluster.text import parse_cluster
 from triptych.cost.predict import predict
 from triptych.cost.prediction import Prediction
-from triptych.cost.programs import MEGATRON_2021, MEGATRON_CORE
+from triptych.cost.programs import MEGATRON_2021, MEGATRON_CORE, with_fused_loss
 from triptych.model.model import Attention, Block, Mlp, Model
 from triptych.plan.plan import Plan, Precision
 from triptych.plan.workload import Workload
@@ -156,7 +156,8 @@ def sliced_llama(row: Llama) -> Prediction:
         **settings,
     )
     work = Workload(sequence_length=4096, global_batch=row.batch)
-    return predict(model, parse_cluster("1x8xB200-SXM-180GB"), work, plan, MEGATRON_CORE)
+    fused = with_fused_loss(MEGATRON_CORE)
+    return predict(model, parse_cluster("1x8xB200-SXM-180GB"), work, plan, fused)
 
 
 @pytest.mark.parametrize("row", LLAMAS, ids=lambda row: f"{row.hidden}-tp{row.tp}")

@@ -67,6 +67,12 @@ def test_dtypes() -> None:
     assert read(f"{aware} --exp-avg-sq-dtype bf16").plan.precision.moments == "bf16"
 
 
+def test_a_fused_loss_is_read() -> None:
+    usual = "--tensor-model-parallel-size 2"
+    assert not read(usual).fuses_loss
+    assert read(f"{usual} --cross-entropy-loss-fusion").fuses_loss
+
+
 def test_experts() -> None:
     found = read("--num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4", of=SPARSE)
     assert found.plan.ep == 4 and found.differs == ()
