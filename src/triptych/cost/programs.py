@@ -149,7 +149,8 @@ MEGATRON_CORE = Software(
     footprint=Footprint(context_bytes=1.0 * GIB, logit_bytes=6.0, buckets=False, stand_ins=True),
     zero=1,
 )
-"""Transformer Engine kernels, distributed optimizer, logits in fp32 too. Numbers from SimuMax (B200)."""
+"""Transformer Engine kernels, distributed optimizer, logits in fp32 too. Numbers from SimuMax's
+runs on B200."""
 
 
 def with_fused_loss(software: Software) -> Software:
