@@ -144,9 +144,11 @@ class Frame:
 
     @cached_property
     def hop_s(self) -> float:
-        """Seconds of the slowest message between neighbouring stages."""
+        """Seconds of the slowest message between neighbouring stages, as far as a stage waits."""
         if self.num_ranks == 1:
             return 0.0
+        if self.pricer.software.hides_messages:  # all but those of the first and last micro-batches
+            return self._slowest_hop_s() * min(1.0, (self.num_ranks - 1) / self.num_microbatches)
         if not self._is_alike:
             return self._slowest_hop_s()
         known, key = self.pricer.hops_s, (self.settings[0], self.stages[0].data, self.num_ranks)

@@ -60,6 +60,7 @@ class Software:
     fuses_softmax: bool = False  # of written-out scores
     splits_messages: bool = False  # tensor ranks each send a part of what a stage hands on
     message_s: float = 0.0  # of the host for a message between stages that it waits for
+    hides_messages: bool = False  # between stages, behind compute of micro-batches in between
     hides_gradients: bool = True  # sums of gradients travel behind the last backward
     hides_shards: float = 0.5  # most of ZeRO-3's traffic that hides behind compute
     one_port: bool = False  # ZeRO-3's gathers use one port of a node, not all

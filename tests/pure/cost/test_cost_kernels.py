@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from triptych.cost.kernels.collectives import group
 from triptych.cost.kernels.gemm import KERNEL_S, gemm_s, joined_s, lasting_s, tiled_s
 from triptych.cost.kernels.rates import Rates, rates
 from triptych.cost.pricer import Pricer
-from triptych.cost.programs import MEGATRON_2021, MEGATRON_DEEPSPEED
+from triptych.cost.programs import MEGATRON_2021, MEGATRON_DEEPSPEED, ONEFLOW
 from triptych.cost.software import TRIPTYCH, Software
 from triptych.cost.storage import Storage
 from triptych.cost.uncertainty import RUN, TERMS, half_width
@@ -162,6 +163,12 @@ def test_messages_that_tensor_ranks_share_are_gathered_again() -> None:
     whole, parts = (step_pieces(s, pp=2, tp=2).hops[0] for s in (TRIPTYCH, MEGATRON_2021))
     assert parts.sent_bytes == whole.sent_bytes / 2
     assert (whole.gathered_bytes, parts.gathered_bytes) == (0.0, whole.sent_bytes)
+
+
+def test_messages_behind_compute_cost_a_pipeline_its_first_and_last_ones() -> None:
+    hidden, waited = (step_pieces(replace(ONEFLOW, hides_messages=h), pp=4) for h in (True, False))
+    assert hidden.num_microbatches == 16
+    assert hidden.hop_s == pytest.approx(waited.hop_s * 3 / 16)
 
 
 def test_a_slow_host_sets_the_pace_of_small_layers() -> None:
