@@ -92,7 +92,7 @@ class Stager:
     def _deal(self, units: Units, every: Sequence[Place], shared: Round, zero: int) -> None:
         """Deals layers to submeshes, for one chunk a rank and for several."""
         fitting = [place for place in every if suits(self.space, place, shared)]
-        priced = undominated([(place, units.option(place, shared, zero)) for place in fitting])
+        priced = undominated([(place, units.clusters(place, shared, zero)) for place in fitting])
         for fill in FILLS:
             if not self._fill(units, priced, shared, zero, fill):
                 break
@@ -181,9 +181,7 @@ def _bounded(units: Units, every: Sequence[Place]) -> Iterator[tuple[float, Roun
         rates = [0.0] * len(space.cluster.groups)
         for place in every:
             if suits(space, place, shared):
-                costs = units.frame(place, shared).costs
-                seconds = sum(cost.forward_s + cost.backward_s for cost in costs)
-                rate = 1.0 / (place.num_devices * seconds)
+                rate = 1.0 / (place.num_devices * units.at(place, shared).passes_s)
                 rates[place.group] = max(rates[place.group], rate)
         groups = zip(space.cluster.groups, rates, strict=True)
         together = sum(group.num_devices * rate for group, rate in groups)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
+import numpy as np
 import pytest
 from search_samples import gpus, tiny, with_memory, work
 
@@ -15,6 +16,7 @@ from triptych.cluster.text import parse_cluster
 from triptych.cost.frame import Frame
 from triptych.cost.predict import predict
 from triptych.cost.pricer import Pricer
+from triptych.cost.storage import Storage
 from triptych.errors import PlanError
 from triptych.model.load import load_model
 from triptych.model.model import Experts, Model
@@ -24,7 +26,8 @@ from triptych.plan.workload import Workload
 from triptych.report.automatic import automatic_text, ranges_text
 from triptych.search.auto import unit_bounds
 from triptych.search.automatic import answer_automatic
-from triptych.search.inter.rounds import submesh_sizes
+from triptych.search.inter.price import Units
+from triptych.search.inter.rounds import base_plan, places, rounds, submesh_sizes, suits
 from triptych.search.pins import Pins
 from triptych.search.result import SearchResult
 from triptych.search.search import Question
@@ -149,3 +152,30 @@ def test_the_command_takes_auto_and_mixed_clusters_need_not_ask() -> None:
     assert "stages of plan 1" in (said.text or "")
     plain = command("gpt-2", "1x2xA100-80", **options)
     assert plain.document is not None and plain.document["automatic"] is None
+
+
+def test_spans_cost_the_sums_of_their_clusters_and_the_whole_model_what_its_figures_say() -> None:
+    """Clusters that are alike are priced once: as if every one were priced for itself."""
+    model, where = tiny(layers=5, vocab=50_003), gpus(1, 4)
+    space = Question(model=model, cluster=where, workload=work(16), pins=Pins.read({})).space()
+    pricer = Pricer(model, where, work(16))
+    units = Units(space=space, pricer=pricer, bounds=unit_bounds(pricer))
+    shared = next(round for round in rounds(space) if round.rows == 4)
+    count = 0
+    for place, zero in product(places(space, 0), (0, 1, 3)):
+        if not suits(space, place, shared):
+            continue
+        count += 1
+        frame, clusters = units.at(place, shared).frame, units.clusters(place, shared, zero)
+        option = clusters.option()
+        storage = Storage.of(base_plan(space, shared, zero).with_(stages=frame.stages[:1]))
+        passes_s = [sum(pair) for pair in frame.passes(storage)[0]]
+        ends_s = option.seconds[0] - np.array(passes_s)
+        held = np.array([cost.holdings.total for cost in frame.costs], dtype=float)
+        assert ends_s == pytest.approx(held * (ends_s.sum() / held.sum()), abs=1e-12)
+        assert option.seconds[2, 1] == pytest.approx(option.seconds[0, 1:4].sum())
+        flight = [cost.saved_bytes + cost.head_gradient_bytes for cost in frame.costs]
+        assert option.flight_bytes[0] == pytest.approx(flight)
+        whole = (option.seconds[-1, 0], option.state_bytes[-1, 0], option.flight_bytes[-1, 0])
+        assert clusters.figures() == pytest.approx(whole)
+    assert count > 10

@@ -81,9 +81,9 @@ class Stages:
     def best(self, below_s: float = float("inf")) -> Pipeline | None:
         """The best stages; None if none take less than `below_s`."""
         limits_s = self._limits_s(below_s)
-        first = bisect_left(limits_s, True, key=self._may_hold)
-        if first == len(limits_s) or self._least_s(limits_s[first], limits_s[first]) >= below_s:
+        if not limits_s or not self._may_hold(limits_s[-1]):
             return None
+        first = bisect_left(limits_s, True, key=self._may_hold)
         most_s = (below_s - self._least_s(limits_s[first], 0.0)) / self.fill
         best = self._within(limits_s[-1], most_s)
         if best is None:
@@ -156,13 +156,14 @@ class Stages:
         """
         most = np.full(tuple(count + 1 for count in self.devices), -np.inf)
         most[(0,) * len(self.devices)] = 0.0
+        submeshes = self._by_submesh(counts)
         for behind in range(self.num_layers):
             more = np.full(most.shape, -np.inf)
-            for option, flights in zip(self.options, counts, strict=True):
+            for devices, flights in submeshes.items():
                 fitting = np.flatnonzero(flights >= self._in_flight(behind))
-                if not len(fitting) or not self._has_room(option):
+                if not len(fitting):
                     continue
-                into, rest = _moved(option)
+                into, rest = _moved(devices)
                 np.maximum(more[into], most[rest] + float(fitting[-1] + 1), out=more[into])
             if more[self.devices] >= self.num_layers:
                 return True
@@ -170,6 +171,15 @@ class Stages:
                 return False
             most = more
         return False
+
+    def _by_submesh(self, counts: Sequence[Array]) -> dict[tuple[int, ...], Array]:
+        """For each submesh that there is room for, the most of any of its options."""
+        found: dict[tuple[int, ...], Array] = {}
+        for option, flights in zip(self.options, counts, strict=True):
+            if self._has_room(option):
+                known = found.get(option.devices)
+                found[option.devices] = flights if known is None else np.maximum(known, flights)
+        return found
 
     def _in_flight(self, behind: int) -> int:
         """Micro-batches in flight with so many stages behind."""
@@ -188,7 +198,7 @@ class Stages:
         for option, most, fitting in zip(self.options, usable, counts, strict=True):
             if not self._has_room(option):
                 continue
-            into, rest = _moved(option)
+            into, rest = _moved(option.devices)
             for count in (np.flatnonzero(fitting >= flights) + 1).tolist():
                 start = max(0, first - count)
                 stop = self.num_layers - count + 1
@@ -232,7 +242,7 @@ class Stages:
         raise AssertionError("every sum comes from a stage")
 
 
-def _moved(option: Option) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Where in an array over devices counts with an option's are, and where they were without."""
-    into = tuple(slice(n, None) for n in option.devices)
-    return into, tuple(slice(None, -n or None) for n in option.devices)
+def _moved(devices: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Where in an array over devices counts with a submesh are, and where they were without."""
+    into = tuple(slice(n, None) for n in devices)
+    return into, tuple(slice(None, -n or None) for n in devices)
