@@ -16,6 +16,10 @@ from triptych.search.reason import binding, zero_bytes
 from triptych.search.result import Automatic, Candidate, SearchResult
 from triptych.search.search import Question, answer, candidate_of, uncollected
 
+UNIFORM = 50
+"""Uniform plans of a mixed cluster that are priced with their stages on their own devices: they
+are ranked as if every device were as slow as the slowest, and the first need not be the fastest."""
+
 
 def answer_automatic(question: Question, *, top: int = 5, with_front: bool = False) -> SearchResult:
     """The best plans of both kinds: uniform ones, and the best whose stages are their own.
@@ -30,13 +34,15 @@ def answer_automatic(question: Question, *, top: int = 5, with_front: bool = Fal
         if question.objective.is_memory:
             rule = "stages of their own are found by time"
             raise PlanError(Problem("objective memory", rule, "objective time"))
-        result = answer(question, top=top, with_front=with_front)
+        is_mixed = len({group.device.name for group in question.cluster.groups}) > 1
+        known = max(top, UNIFORM) if is_mixed else top
+        result = answer(question, top=known, with_front=with_front)
         hand = min(result.plans, key=lambda c: c.prediction.step_time_s, default=None)
         if hand:
             stager.best_s = hand.prediction.step_time_s
         found = stager.run()
         plans = (predict_with(pricer, found.plan, with_timeline=False),) if found else ()
-        candidates = _ranked(question, [*plans, *(c.prediction for c in result.plans)][:top])
+        candidates = _ranked(question, [*plans, *(c.prediction for c in result.plans)])[:top]
         if not candidates:
             return result
         best = candidates[0].prediction
@@ -51,7 +57,7 @@ def answer_automatic(question: Question, *, top: int = 5, with_front: bool = Fal
             search_time_s=time.perf_counter() - started_s,
             automatic=Automatic(
                 hand_made=hand,
-                at_slowest_pace=len({g.device.name for g in question.cluster.groups}) > 1,
+                at_slowest_pace=is_mixed,
                 decisions=compared,
                 layouts=layouts(pricer, best.plan),
                 looked_into=stager.looked_into,

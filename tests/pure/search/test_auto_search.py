@@ -14,6 +14,7 @@ from triptych.cli.plan import command
 from triptych.cluster.cluster import Cluster
 from triptych.cluster.text import parse_cluster
 from triptych.cost.frame import Frame
+from triptych.cost.kernels.rates import slowest_device
 from triptych.cost.predict import predict
 from triptych.cost.pricer import Pricer
 from triptych.cost.storage import Storage
@@ -179,3 +180,18 @@ def test_spans_cost_the_sums_of_their_clusters_and_the_whole_model_what_its_figu
         whole = (option.seconds[-1, 0], option.state_bytes[-1, 0], option.flight_bytes[-1, 0])
         assert clusters.figures() == pytest.approx(whole)
     assert count > 10
+
+
+def test_ranks_on_several_kinds_wait_for_the_slowest_at_each_kind_of_work() -> None:
+    """An L40S is quicker than an A100 at products and slower at what memory bounds."""
+    both = parse_cluster("1x2xA100-80+1x2xL40S")
+    kinds = [group.device for group in both.groups]
+    slowest = slowest_device(both)
+    assert slowest.memory_bytes_per_s == min(kind.memory_bytes_per_s for kind in kinds)
+    for dtype in ("bf16", "fp32"):
+        assert slowest.peak_flops[dtype] == min(kind.peak_flops[dtype] for kind in kinds)
+    model, asked, plan = few_layers("gpt-2-xl", 4), work(16, 1024), Plan.uniform(4, dp=4, zero=1)
+    whole = predict(model, both, asked, plan).step_time_s
+    for kind in ("A100-80", "L40S"):
+        alone = predict(model, parse_cluster(f"2x2x{kind}"), asked, plan).step_time_s
+        assert whole >= alone * 0.999

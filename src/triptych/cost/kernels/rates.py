@@ -109,9 +109,23 @@ def _stand_in(device: Device, dtype: str) -> str:
 
 
 def slowest_device(cluster: Cluster) -> Device:
-    """The device that a uniform plan waits for: the least memory and the lowest rates count."""
+    """The device that ranks on all groups wait for: of each rate the lowest.
+
+    One kind may be the slowest at products, another at what memory bounds. Measured devices have
+    rates that are not compared one by one: of these the slower one counts.
+    """
     devices = [group.device for group in cluster.groups]
-    return min(devices, key=lambda d: (min(d.peak_flops.values()), d.memory_bytes_per_s))
+    slowest = min(devices, key=lambda d: (min(d.peak_flops.values()), d.memory_bytes_per_s))
+    dtypes = set.intersection(*(set(device.peak_flops) for device in devices))
+    if not dtypes or any(device.measured for device in devices) or len(set(map(id, devices))) == 1:
+        return slowest
+    return replace(
+        slowest,
+        memory_bytes_per_s=min(device.memory_bytes_per_s for device in devices),
+        peak_flops={
+            dtype: min(device.peak_flops[dtype] for device in devices) for dtype in sorted(dtypes)
+        },
+    )
 
 
 def memory_limit_bytes(cluster: Cluster) -> float:
