@@ -69,9 +69,20 @@ def throttle(bits_per_s: float) -> None:
         )
 
 
-def on_nodes(function: Callable[[], Any]) -> list[Any]:
-    """The result of `function` on a rank in each namespace."""
-    return fork(range(NODES), _join, function)
+def _stay(rank: int) -> None:
+    """Enters nothing more."""
+
+
+def on_nodes(
+    function: Callable[[], Any], per_node: int = 1, enter: Callable[[int], None] = _stay
+) -> list[Any]:
+    """The result of `function` on so many ranks in each namespace, each of which `enter`s first."""
+
+    def join(rank: int, _: object) -> None:
+        enter(rank)
+        _join(rank, per_node)
+
+    return fork(range(NODES * per_node), join, function)
 
 
 def address(node: int) -> str:
@@ -79,19 +90,20 @@ def address(node: int) -> str:
     return f"10.77.0.{node + 1}"
 
 
-def _join(rank: int, _: object) -> None:
+def _join(rank: int, per_node: int) -> None:
     """Enters the namespace of a rank (its later threads are there too) and meets the others."""
-    namespace = os.open(f"/run/netns/{PREFIX}{rank}", os.O_RDONLY)
+    node = rank // per_node
+    namespace = os.open(f"/run/netns/{PREFIX}{node}", os.O_RDONLY)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
     os.close(namespace)
-    os.environ["GLOO_SOCKET_IFNAME"] = f"eth-{rank}"
+    os.environ["GLOO_SOCKET_IFNAME"] = f"eth-{node}"
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{address(0)}:{PORT}",
         rank=rank,
-        world_size=NODES,
+        world_size=NODES * per_node,
         timeout=TIMEOUT,
     )
 

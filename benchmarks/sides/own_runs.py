@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -83,13 +83,18 @@ MODELS: Mapping[str, dict[str, Any]] = {
 
 
 def plans(name: str, cluster: Cluster) -> Iterator[Plan]:
-    """Every legal plan of a model in the search's own space, pinned as above, layers even."""
+    """Every legal plan of one of the models, pinned as above."""
     model = from_config(MODELS[name], name)
     question = Question(model=model, cluster=cluster, workload=WORKLOAD, pins=Pins.read(PINNED))
-    space = question.space()
+    return legal_plans(question, MICROBATCHES)
+
+
+def legal_plans(question: Question, microbatches: Sequence[int]) -> Iterator[Plan]:
+    """Every legal uniform plan in the search's own space that runs here, layers even."""
+    space, model = question.space(), question.model
     for degrees in space.degrees():
         for base in space.settings(degrees):
-            if base.recompute not in RECOMPUTES or base.microbatch not in MICROBATCHES:
+            if base.recompute not in RECOMPUTES or base.microbatch not in microbatches:
                 continue
             for chunks in space.chunks(degrees):
                 if chunks > MOST_CHUNKS:
@@ -100,9 +105,8 @@ def plans(name: str, cluster: Cluster) -> Iterator[Plan]:
                         plan = base.with_(
                             stages=stages, chunks=chunks, schedule=schedule, **sharding._asdict()
                         )
-                        if not verify(plan, model, cluster, WORKLOAD) and not unrunnable(
-                            plan, model
-                        ):
+                        asked = model, question.cluster, question.workload
+                        if not verify(plan, *asked) and not unrunnable(plan, model):
                             yield plan
 
 
@@ -115,7 +119,7 @@ class Ran(NamedTuple):
 
 def run(
     config: Mapping[str, Any],
-    text: str,
+    plan: Plan | str,
     workload: Workload = WORKLOAD,
     steps: int = TIMED_STEPS,
     message_bytes: int = MESSAGE_BYTES,
@@ -123,7 +127,7 @@ def run(
     """Trains a few steps under a plan, the machine's pace measured before and after them, with
     messages of so many bytes.
     """
-    step = _step(config, text, workload)
+    step = _step(config, plan, workload)
     step()
     world = dist.get_world_size()
     place = Place(rank=dist.get_rank(), world=world, per_node=world, device=torch.device("cpu"))
@@ -147,10 +151,10 @@ def peak_bytes(config: Mapping[str, Any], text: str, workload: Workload = WORKLO
     return _peak_of(watched)
 
 
-def _step(config: Mapping[str, Any], text: str, workload: Workload) -> Callable[[], object]:
-    """A training step of our runtime on this rank."""
+def _step(config: Mapping[str, Any], asked: Plan | str, workload: Workload) -> Callable[[], object]:
+    """A training step of our runtime on this rank, under a plan or its short form."""
     model = from_config(config, "model")
-    plan = parse_plan(text, model)
+    plan = parse_plan(asked, model) if isinstance(asked, str) else asked
     mesh = Mesh.create(plan, kv_heads=model.kv_heads)
     engine = Engine.build(plan, config, mesh)
     rows = batch(plan, mesh, workload, model.vocab)
