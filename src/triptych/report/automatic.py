@@ -77,14 +77,18 @@ def _layouts_text(layouts: Sequence[Mapping[str, Any]]) -> str:
 
 def _layout_text(layout: Mapping[str, Any]) -> str:
     """What each axis divides of each operator, neighbours that are alike in one row."""
-    axes = [f"{axis['role']} x{axis['size']}" for axis in layout["axes"]]
     stages = ranges_text(layout["stages"])
     title = f"operators of layers of kind {layout['kind']} in stages {stages}: {_verdict(layout)}"
-    return (
-        title
-        + "\n"
-        + table([("operators", *axes), *_rows(layout["operators"])], "<" * (1 + len(axes)))
-    )
+    parts = [title, _operators_table(layout, "operators")]
+    if layout["best"] != layout["operators"]:
+        whose = "another plan's" if layout["roles"] else "which no plan has"
+        parts += [f"best for these layers alone, {whose}:", _operators_table(layout, "best")]
+    return "\n".join(parts)
+
+
+def _operators_table(layout: Mapping[str, Any], key: str) -> str:
+    axes = [f"{axis['role']} x{axis['size']}" for axis in layout["axes"]]
+    return table([("operators", *axes), *_rows(layout[key])], "<" * (1 + len(axes)))
 
 
 def _rows(operators: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -94,10 +98,8 @@ def _rows(operators: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def _verdict(layout: Mapping[str, Any]) -> str:
-    if layout["runnable"]:
-        return "as the plan has them, and none are faster"
-    if layout["planned_s"] is None:
-        return "priced, not runnable"
-    saved_s = layout["planned_s"] - layout["seconds"]
-    share = saved_s / layout["planned_s"]
-    return f"{share:.1%} or {seconds(saved_s)} a layer faster than the plan's; priced, not runnable"
+    if layout["best"] == layout["operators"]:
+        return "no layout is faster"
+    saved_s = layout["seconds"] - layout["best_s"]
+    share = saved_s / layout["seconds"]
+    return f"any layout takes at most {share:.1%} or {seconds(saved_s)} a layer less"

@@ -1,4 +1,4 @@
-"""The layout of every operator of a stage: the best there is, beside what the plan does."""
+"""The layout of every operator of a stage: what the plan does, beside the best there is."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ from triptych.search.intra.found import Axis, Layout
 from triptych.search.intra.ilp import Array, Edge, Graph, solve
 from triptych.search.intra.roles import best_with, named, stage_axes
 
+CLOSE = 1e-6
+"""Layouts whose seconds differ by less are equally good."""
+
 
 def layouts(pricer: Pricer, plan: Plan) -> tuple[Layout, ...]:
-    """The best layout of each kind of layer on each kind of stage, each solved once."""
+    """The layout of each kind of layer on each kind of stage, beside the best: each solved once.
+
+    Layers that a plan divides in a way that no operator's strategies say (rings of more ranks than
+    there are heads) are left out.
+    """
     frame = Frame.of(pricer, plan)
     first: dict[Any, list[int]] = {}
     for index, stage in enumerate(plan.stages):
@@ -27,10 +34,11 @@ def layouts(pricer: Pricer, plan: Plan) -> tuple[Layout, ...]:
         for kind in sorted({own.kind_of_layer[n] for n in range(stage.start, stage.stop)}):
             key = (kind, stage_axes(plan, stage), id(own), frame.settings[index])
             first.setdefault(key, []).append(index)
-    return tuple(
+    found = (
         _layout(frame, plan, kind, axes, tuple(stages))
         for (kind, axes, _, _), stages in first.items()
     )
+    return tuple(layout for layout in found if layout)
 
 
 def layer_of(
@@ -61,25 +69,24 @@ def layer_of(
 
 def _layout(
     frame: Frame, plan: Plan, kind: int, axes: tuple[Axis, ...], stages: tuple[int, ...]
-) -> Layout:
+) -> Layout | None:
     layer, limit_bytes = layer_of(frame, plan, kind, axes, stages[0])
     graph = layer.graph(limit_bytes)
     planned = restricted(graph, best_with(layer, [axis.role for axis in axes]))
-    choice = solve(graph)
-    planned_s = graph.total_s(planned) if planned else None
-    if choice is None or (
-        planned_s is not None and graph.total_s(choice) >= planned_s * (1 - 1e-9)
-    ):
-        choice = planned
-    assert choice is not None, "a plan that fits has a layout"
+    if planned is None:
+        return None
+    best = solve(graph)
+    if best is None or graph.total_s(best) >= graph.total_s(planned) * (1 - CLOSE):
+        best = planned
     return Layout(
         stages=stages,
         kind=kind,
         axes=axes,
-        operators=tuple(_words(layer, choice)),
-        roles=named(layer, choice),
-        seconds=graph.total_s(choice),
-        planned_s=planned_s,
+        operators=tuple(_words(layer, planned)),
+        seconds=graph.total_s(planned),
+        best=tuple(_words(layer, best)),
+        best_s=graph.total_s(best),
+        roles=named(layer, best),
     )
 
 
