@@ -92,7 +92,8 @@ class Stager:
     def _deal(self, units: Units, every: Sequence[Place], shared: Round, zero: int) -> None:
         """Deals layers to submeshes, for one chunk a rank and for several."""
         fitting = [place for place in every if suits(self.space, place, shared)]
-        priced = undominated([(place, units.clusters(place, shared, zero)) for place in fitting])
+        clusters = [(place, units.clusters(place, shared, zero)) for place in fitting]
+        priced = undominated([(place, own) for place, own in clusters if own is not None])
         for fill in FILLS:
             if not self._fill(units, priced, shared, zero, fill):
                 break

@@ -15,6 +15,7 @@ from triptych.cluster.cluster import Cluster
 from triptych.cluster.text import parse_cluster
 from triptych.cost.frame import Frame
 from triptych.cost.kernels.rates import slowest_device
+from triptych.cost.memory import room_bytes
 from triptych.cost.predict import predict
 from triptych.cost.pricer import Pricer
 from triptych.cost.storage import Storage
@@ -168,6 +169,7 @@ def test_spans_cost_the_sums_of_their_clusters_and_the_whole_model_what_its_figu
             continue
         count += 1
         frame, clusters = units.at(place, shared).frame, units.clusters(place, shared, zero)
+        assert clusters is not None
         option = clusters.option()
         storage = Storage.of(base_plan(space, shared, zero).with_(stages=frame.stages[:1]))
         passes_s = [sum(pair) for pair in frame.passes(storage)[0]]
@@ -180,6 +182,30 @@ def test_spans_cost_the_sums_of_their_clusters_and_the_whole_model_what_its_figu
         whole = (option.seconds[-1, 0], option.state_bytes[-1, 0], option.flight_bytes[-1, 0])
         assert clusters.figures() == pytest.approx(whole)
     assert count > 10
+
+
+def test_places_at_which_no_cluster_fits_are_left_out_and_no_others() -> None:
+    model, where = tiny(layers=5, hidden=1024, width=4096), gpus(1, 4, memory_bytes=900e6)
+    space = Question(model=model, cluster=where, workload=work(16), pins=Pins.read({})).space()
+    pricer = Pricer(model, where, work(16))
+    units = Units(space=space, pricer=pricer, bounds=unit_bounds(pricer))
+    roomy = replace(space, cluster=gpus(1, 4))
+    plenty = Pricer(model, gpus(1, 4), work(16))
+    whole = Units(space=roomy, pricer=plenty, bounds=units.bounds)
+    left_out = 0
+    for shared in rounds(space):
+        for place, zero in product(places(space, 0), (0, 1, 3)):
+            if not suits(space, place, shared):
+                continue
+            found, asked = units.clusters(place, shared, zero), whole.clusters(place, shared, zero)
+            assert asked is not None
+            limit_bytes = space.room_bytes(pricer.memory_limit_bytes)
+            room = room_bytes(limit_bytes, pricer.software.footprint, False)
+            option = replace(asked.option(), limit_bytes=room)
+            if found is None:
+                assert option.in_flight().max() == 0
+            left_out += found is None
+    assert left_out > 10
 
 
 def test_ranks_on_several_kinds_wait_for_the_slowest_at_each_kind_of_work() -> None:

@@ -21,7 +21,7 @@ from triptych.cost.memory import room_bytes, state_bytes
 from triptych.cost.pricer import Pricer, StageCost
 from triptych.cost.storage import Storage
 from triptych.plan.plan import Stage
-from triptych.search.inter.dp import Array, Option
+from triptych.search.inter.dp import FIT, Array, Option
 from triptych.search.inter.rounds import Place, Round, base_plan, setting
 from triptych.search.space import Space
 
@@ -127,23 +127,28 @@ class Units:
             self._stages[place] = tuple(place.stage(a, b) for a, b in pairwise(self.bounds))
         return self._stages[place]
 
-    def clusters(self, place: Place, shared: Round, zero: int) -> Clusters:
-        """What clusters cost at a place."""
-        sited = self.at(place, shared)
+    def clusters(self, place: Place, shared: Round, zero: int) -> Clusters | None:
+        """What clusters cost at a place; None if not one of them fits there."""
+        sited, storage = self.at(place, shared), self._storage(place, shared, zero)
         frame, costs = sited.frame, sited.costs
-        storage = self._storage(place, shared, zero)
         states = [state_bytes([cost], storage, frame.footprint) for cost in costs]
+        kept = [sum(state[:3]) for state in states]
         buffers = [state[3] for state in states]
+        flights = [cost.saved_bytes + cost.head_gradient_bytes for cost in costs]
+        passing, limit_bytes = self._passing(frame, costs, shared), self._room_bytes(frame)
+        alone = min(a + b for a, b in zip(kept, flights, strict=True))
+        if alone + max(buffers) + passing > FIT * limit_bytes:
+            return None
         most = state_bytes(frame.costs, storage, frame.footprint)[3]
         return Clusters(
             devices=_devices(self.space, place),
             seconds=self._seconds(sited, storage),
-            state_bytes=sited.each([sum(state[:3]) for state in states]),
+            state_bytes=sited.each(kept),
             held=sited.each([cost.holdings.total for cost in costs]),
             buffer_bytes=(min(buffers), max(buffers), most),
-            passing_bytes=self._passing(frame, costs, shared),
-            flight_bytes=sited.each([c.saved_bytes + c.head_gradient_bytes for c in costs]),
-            limit_bytes=self._room_bytes(frame),
+            passing_bytes=passing,
+            flight_bytes=sited.each(flights),
+            limit_bytes=limit_bytes,
         )
 
     def _storage(self, place: Place, shared: Round, zero: int) -> Storage:
