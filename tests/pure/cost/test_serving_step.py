@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -131,6 +132,19 @@ def test_stages_are_cut_as_well_as_any_cut_can(head_s: float, stages: int) -> No
     times[-1] += head_s
     assert sum(parts) == len(layers_s) and min(parts) > 0
     assert max(times) == pytest.approx(brute_force(layers_s, head_s, stages))
+
+
+def test_pipelines_for_serving_equal_brute_force_on_random_layers() -> None:
+    generator = random.Random(3)
+    for _ in range(300):
+        layers_s = [generator.choice((0.5, 1.0, 2.5, 4.0)) for _ in range(generator.randint(1, 9))]
+        stages, head_s = generator.randint(1, len(layers_s)), generator.uniform(0.0, 6.0)
+        parts = cut(layers_s, head_s, stages)
+        edges = [sum(parts[:i]) for i in range(stages + 1)]
+        times = [sum(layers_s[a:b]) for a, b in pairwise(edges)]
+        times[-1] += head_s
+        assert sum(parts) == len(layers_s) and min(parts) > 0 and len(parts) == stages
+        assert max(times) == pytest.approx(brute_force(layers_s, head_s, stages))
 
 
 def test_the_stage_with_the_head_gets_fewer_layers() -> None:

@@ -1,5 +1,8 @@
 """Layers of pipeline stages so that the slowest stage, head and sampling included, is as fast as
 can be: the stage with the head gets fewer.
+
+Kinds of layers are priced, not spans of them: a stage takes the sum of its layers. Source: Li et
+al. 2023, "AlpaServe", sec. 4.1.
 """
 
 from __future__ import annotations
