@@ -9,7 +9,6 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from triptych.errors import InputError, Problem
 from triptych.fleet.judge import Judge, Verdict, busy_shares
 from triptych.fleet.models import Fleet
 from triptych.fleet.placement import Placement
@@ -26,13 +25,6 @@ ReportOption = Annotated[
     typer.Option(metavar="FILE", help="Write a page: groups over time, models, other loads."),
 ]
 NUM_BINS = 240
-
-
-def refuse_page(report: Path | None) -> None:
-    """Raises InputError if a page of LLMs is wanted: there is none."""
-    if report is not None:
-        works = "the figures of --json"
-        raise InputError(Problem(f"--report {report}", "pages are of models with stage_s", works))
 
 
 def simulated(fleet: Fleet, placement: Placement, trace: Trace) -> dict[str, Any]:

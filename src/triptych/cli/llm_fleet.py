@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from triptych.cli.answer import Answer
+from triptych.cli.fleet import NUM_BINS
 from triptych.cli.inputs import read_cluster_option
 from triptych.errors import InputError, Problem
+from triptych.fleet.curves import Curves
 from triptych.fleet.file import with_groups
 from triptych.fleet.llm import LlmFleet, LlmGroup
+from triptych.fleet.llm_curves import busy_shares, over_devices, over_load
 from triptych.fleet.llm_file import HostGroup, LlmFile, read_llm_fleet
 from triptych.fleet.place_llm import planned
 from triptych.fleet.room import read_config, room
 from triptych.fleet.shared import SharedFleet
 from triptych.report.fleet import placement_text, simulation_text
+from triptych.report.fleet_page import write_fleet
 from triptych.serve.core.request import State
 from triptych.simulate.metrics import share
 from triptych.simulate.replica import Record
@@ -27,7 +31,9 @@ from triptych.units import GIB
 _PLANNED_ON = 1_000_003  # added to the seed of the requests that are judged
 
 
-def place_llms(path: Path, out: Path | None) -> tuple[Answer, str | None]:
+def place_llms(
+    path: Path, out: Path | None, report: Path | None = None
+) -> tuple[Answer, str | None]:
     """The best shape and models of groups, planned on other requests than those judged; and the
     text of the file with them, if it is wanted.
     """
@@ -46,18 +52,17 @@ def place_llms(path: Path, out: Path | None) -> tuple[Answer, str | None]:
         raise InputError(Problem(what, works="more or larger devices"))
     best = max(kinds, key=lambda shape: kinds[shape][1])
     groups = [group for group in kinds[best][0] if group.models]
-    simulated = fleet.simulated(groups)
-    met = [simulated.met(record) for record in simulated.run(judged)]
-    attainment = {"this placement": float(np.mean(met))}
+    seen = _simulated(file, fleet, groups, judged)
+    attainment = {"this placement": seen["attainment"]}
     for shape, (others, _) in kinds.items():
         if shape != best:
             attainment[f"groups of {shape}"] = float(fleet.served(others, judged).mean())
-    document = {
-        "devices": file.num_devices,
-        "groups": _groups(file, groups, simulated, judged),
-        "attainment": attainment,
-    }
+    document = {"devices": file.num_devices, "groups": seen["groups"], "attainment": attainment}
     text, written = placement_text(document), None
+    if report is not None:
+        curves = over_load(file, fleet, judged, {"this placement": groups})
+        curves["devices"] = over_devices(fleet, planned_on, judged)
+        text += _page(path, seen, curves, report, attainment)
     if out is not None:
         names = [[file.names[model] for model in group.models] for group in groups]
         shapes = [group.shape for group in groups]
@@ -66,7 +71,7 @@ def place_llms(path: Path, out: Path | None) -> tuple[Answer, str | None]:
     return Answer(text=text, document=document), written
 
 
-def simulate_llms(path: Path) -> Answer:
+def simulate_llms(path: Path, report: Path | None = None) -> Answer:
     """What each model's users would see under the groups of the file."""
     file = read_llm_fleet(path)
     if not file.groups:
@@ -74,11 +79,44 @@ def simulate_llms(path: Path) -> Answer:
         raise InputError(Problem(f"{path} has no [[groups]]", "a fleet that is placed", works))
     fleet, trace = priced(file), file.draw()
     groups = [_numbered(file, group) for group in file.groups]
+    seen = _simulated(file, fleet, groups, trace)
+    document = {key: value for key, value in seen.items() if key not in _OF_PAGES}
+    text = simulation_text(document)
+    if report is not None:
+        curves = over_load(file, fleet, trace, {"this placement": groups})
+        text += _page(path, seen, curves, report)
+    return Answer(text=text, document=document)
+
+
+_OF_PAGES = ("duration_s", "busy")
+
+
+def _page(
+    path: Path,
+    seen: dict[str, Any],
+    curves: dict[str, Curves],
+    report: Path,
+    attainment: Mapping[str, float] | None = None,
+) -> str:
+    """Writes the page; what is said of it."""
+    page = {"title": path.name, "attainment_of_all": seen["attainment"], "curves": curves}
+    write_fleet(seen | page | {"attainment": attainment or {}}, report)
+    return f"\n\nwrote {report}"
+
+
+def _simulated(
+    file: LlmFile, fleet: LlmFleet, groups: Sequence[LlmGroup], trace: Trace
+) -> dict[str, Any]:
+    """What becomes of requests under a placement: all together, by group, over time, by model."""
     simulated = fleet.simulated(groups)
     records = simulated.run(trace)
     met = np.array([simulated.met(record) for record in records], dtype=np.bool_)
     whole = share(int(met.sum()), len(trace))
-    document = {
+    ends_s = [record.finish_s for record in records if record.state is State.FINISHED]
+    duration_s = max(ends_s, default=float(trace.arrival_s[-1]))
+    return {
+        "duration_s": duration_s,
+        "busy": busy_shares(simulated, len(groups), duration_s, NUM_BINS),
         "requests": len(trace),
         "attainment": whole.value,
         "attainment_low": whole.low,
@@ -90,7 +128,6 @@ def simulate_llms(path: Path) -> Answer:
             for number, name in enumerate(file.names)
         },
     }  # fmt: skip
-    return Answer(text=simulation_text(document), document=document)
 
 
 def priced(file: LlmFile) -> LlmFleet:

@@ -12,7 +12,6 @@ from triptych.cli.fleet import (
     FleetArgument,
     ReportOption,
     groups_of,
-    refuse_page,
     simulated,
     timeline,
 )
@@ -60,8 +59,7 @@ def command(
     its first half and judged on its second.
     """
     if is_of_llms(file):
-        refuse_page(report)
-        answer, written = place_llms(file, out)
+        answer, written = place_llms(file, out, report)
         if out is not None and written is not None:
             _write(out, written)
         return answer

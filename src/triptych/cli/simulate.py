@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triptych.cli.answer import Answer
-from triptych.cli.fleet import FleetArgument, ReportOption, refuse_page, simulated, timeline
+from triptych.cli.fleet import FleetArgument, ReportOption, simulated, timeline
 from triptych.cli.llm_fleet import simulate_llms
 from triptych.cli.options import JsonOption
 from triptych.errors import InputError, Problem
@@ -19,8 +19,7 @@ def command(
 ) -> Answer:
     """What each model's users would see: share in time, latencies, and how busy the groups are."""
     if is_of_llms(file):
-        refuse_page(report)
-        return simulate_llms(file)
+        return simulate_llms(file, report)
     given = read_fleet(file)
     placement = given.placement
     if placement is None:

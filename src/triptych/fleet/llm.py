@@ -6,6 +6,7 @@ share it (`fleet.shared`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,16 @@ class LlmFleet:
         self.cluster, self.engine = cluster, engine
         self.contexts = contexts or [model.max_position for model in models]
         self._steps: dict[tuple[str, Shape], PricedSteps] = {}
+
+    def with_objectives(self, factor: float) -> LlmFleet:
+        """The same with all objectives multiplied; what has been priced is known to both."""
+        other = copy.copy(self)
+        other.terms = [terms.scaled(factor) for terms in self.terms]
+        return other
+
+    def on(self, cluster: Cluster) -> LlmFleet:
+        """The same models on another cluster."""
+        return LlmFleet(self.models, self.terms, cluster, self.engine, self.contexts)
 
     def dealt(self, shape: Shape, loads: Sequence[float]) -> list[LlmGroup]:
         """Groups of one shape; models dealt by load, rounds of replicas while there is room.

@@ -75,6 +75,7 @@ class SharedFleet:
     ) -> None:
         self.router = Router(refuses_late=refuses_late)
         self.replicas: list[Replica] = []
+        self.steps: list[tuple[int, float, float]] = []  # group, beginning, end in seconds
         self._terms, self._overhead_s = terms, overhead_s
         self._index: dict[Place, int] = {}
         self._tickets: dict[int, Ticket] = {}
@@ -140,6 +141,7 @@ class SharedFleet:
 
     def _seen(self, place: Place, took: Took, heard: Sequence[Record], now_s: float) -> None:
         place.times.saw(*took)
+        self.steps.append((place.group, now_s - took.seconds, now_s))
         seen_s = now_s + self._overhead_s
         for record in heard:
             ticket = self._tickets[record.request_id]

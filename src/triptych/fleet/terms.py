@@ -5,7 +5,7 @@ whoever routes requests.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,15 @@ class Terms:
     tpot_s: float = math.inf
     answer_s: float = math.inf
     claim: Claim = field(default_factory=Claim)
+
+    def scaled(self, factor: float) -> Terms:
+        """The same claim with all objectives multiplied."""
+        return replace(
+            self,
+            ttft_s=self.ttft_s * factor,
+            tpot_s=self.tpot_s * factor,
+            answer_s=self.answer_s * factor,
+        )
 
     def met(self, ttft_s: float, answer_s: float, num_tokens: float) -> bool:
         """Whether an answer kept all objectives, `num_tokens` long."""

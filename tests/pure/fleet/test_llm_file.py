@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from triptych.cli.llm_fleet import priced
 from triptych.cli.main import run
 from triptych.errors import InputError
+from triptych.fleet.llm import LlmGroup
+from triptych.fleet.llm_curves import busy_shares, over_load
 from triptych.fleet.llm_file import is_of_llms, read_llm_fleet
 from triptych.fleet.models import Shape
 from triptych.fleet.place_llm import Recent, moved, replanned
@@ -134,6 +137,40 @@ def test_place_then_simulate(file: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert seen["models"]["chat"]["ttft_p50_s"] > 0
     assert run(["simulate", str(out)]) == 0
     assert "within their objectives" in capfd.readouterr().out
+
+
+def test_pages_show_groups_over_time_models_and_other_loads(
+    file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, page = file.with_name("placed.toml"), file.with_name("page.html")
+    assert run(["place", str(file), "--out", str(out), "--report", str(page)]) == 0
+    assert f"wrote {page}" in capfd.readouterr().out
+    text = page.read_text()
+    assert all(by in text for by in ("by requests a second", "by CV of arrivals", "by devices"))
+    assert run(["simulate", str(out), "--report", str(page)]) == 0
+    text = page.read_text()
+    assert "by objectives" in text and "by devices" not in text and ">chat<" in text
+
+
+def test_curves_and_time_are_those_of_the_simulation_itself(file: Path) -> None:
+    """The curve at factor 1 is the attainment; busy shares add up to the seconds of all steps."""
+    given = read_llm_fleet(file)
+    fleet, trace = priced(given), given.draw()
+    groups = [LlmGroup(Shape(1), (0, 1)), LlmGroup(Shape(1), (1,))]
+    curves = over_load(given, fleet, trace, {"this": groups})
+    whole = float(fleet.served(groups, trace).mean())
+    for across, x in (("requests a second", trace.rate_per_s), ("CV of arrivals", 1.0),
+                      ("objectives, in those of the file", 1.0)):  # fmt: skip
+        assert dict(curves[across]["this"])[x] == whole
+    easier = [y for _, y in curves["objectives, in those of the file"]["this"]]
+    assert easier == sorted(easier)
+    simulated = fleet.simulated(groups)
+    simulated.run(trace)
+    duration_s = max(end for *_, end in simulated.steps)
+    shares = busy_shares(simulated, 2, duration_s, 50)
+    for group, busy in enumerate(shares):
+        seconds = sum(end - begin for g, begin, end in simulated.steps if g == group)
+        assert sum(busy) * duration_s / 50 == pytest.approx(seconds, rel=0.01)
 
 
 @pytest.mark.parametrize(
