@@ -83,7 +83,7 @@ def saved_elements(
     saved = sum(
         op.saved + op.sequence_saved / split + op.entering_saved / entering_split for op in local
     )
-    saved += _score_elements(site, local, setting) + _dealt_elements(local, setting)
+    saved += _score_elements(site, local, setting) + _dealt_elements(site, local, setting)
     if not site.software.keeps_activation:
         saved -= sum(op.saved for op in local if op.operator.name.endswith("_activation"))
     is_written = site.software.writes_plain_layers and is_plain(site.model, block)
@@ -121,14 +121,19 @@ def _half_elements(site: Site, local: tuple[LocalOperator, ...], setting: Settin
     return kept
 
 
-def _dealt_elements(local: tuple[LocalOperator, ...], setting: Setting) -> float:
+def _dealt_elements(site: Site, local: tuple[LocalOperator, ...], setting: Setting) -> float:
     """Elements per token of attention's outputs as Ulysses makes them, kept beside those that the
-    next product reads, whose heads are together again.
+    next product reads, whose heads are together again. Only kernels that keep no scores need them.
     """
     if setting.context == 1 or setting.context_method != "ulysses":
         return 0.0
-    attentions = [op for op in local if op.operator.kind == "attention"]
-    return float(sum(op.query_heads * op.operator.value_dim for op in attentions))
+    return float(
+        sum(
+            op.query_heads * op.operator.value_dim
+            for op in local
+            if op.operator.kind == "attention" and not _score_matrices(site, op.operator, setting)
+        )
+    )
 
 
 LOG_SUM = 2.0
