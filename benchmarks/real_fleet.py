@@ -35,6 +35,7 @@ from triptych.fleet.shared import RowCost, Seat, SharedFleet, SharedGroup
 from triptych.fleet.terms import StepPrice, Terms
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.request import State
+from triptych.serve.engine.settings import CPU_AHEAD_BELOW_S
 from triptych.serve.load.replay import Outcome, Target, replay
 from triptych.simulate.arrivals import Window, draw_models, power_law_shares
 from triptych.simulate.replica import Record
@@ -88,6 +89,7 @@ def simulated(
         max_waiting=4096,
         token_budget=SIZES["token_budget"],
         prefix_reuse=False,
+        ahead_below_s=CPU_AHEAD_BELOW_S,
     )
     groups = [
         SharedGroup(

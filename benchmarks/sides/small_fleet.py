@@ -24,13 +24,13 @@ EXTRA = {"temperature": 0, "ignore_eos": True, "stream": False}
 
 
 def make_models(folder: Path, names: Sequence[str]) -> None:
-    """Random Llamas of 8 layers, a different one for each name."""
+    """Random Llamas of 10 layers, a different one for each name."""
     config = config_of(
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=2,
+        hidden_size=640,
+        intermediate_size=1760,
+        num_hidden_layers=10,
+        num_attention_heads=10,
+        num_key_value_heads=5,
         max_position_embeddings=512,
     )
     for seed, name in enumerate(names):
