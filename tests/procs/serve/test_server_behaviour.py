@@ -348,7 +348,7 @@ def test_a_request_is_served_by_the_class_that_it_names(folder: Path) -> None:
     flex = LatencyClass(name="flex", ttft_s=60.0, priority=1)
     policy, run = Policy(classes=(LatencyClass(), flex)), Scripted(lambda *_: 5)
     limits = Limits(num_blocks=32, block_size=4, model_context=112, max_running=1, token_budget=48)
-    opened = partial(engine_of, run, limits, 0.005, policy)
+    opened = partial(engine_of, run, limits, 0.02, policy)
     with serving(folder, open_engine=opened, policy=policy) as server:
         ended: list[str] = []
 
