@@ -113,7 +113,7 @@ class _Data:
         """Reads a box straight into a tensor if both are one piece of the same dtype."""
         head = self._header[key]
         run = run_of(head["shape"], at)
-        same = head["dtype"] == _FILE_WORDS.get(_WORDS[into.dtype])
+        same = head["dtype"] == _FILE_WORDS.get(_WORDS.get(into.dtype, ""))
         if run is None or not same or not into.is_contiguous() or into.device.type != "cpu":
             return False
         if run[1]:

@@ -57,9 +57,8 @@ def over_devices(fleet: LlmFleet, planned_on: Trace, judged: Trace) -> Curves:
         ours.append((count, float(other.served(kinds[best][0], judged).mean())))
         if Shape(1) in kinds:
             replicated.append((count, float(other.served(kinds[Shape(1)][0], judged).mean())))
-    return (
-        {"placed anew": ours, "groups of 1x1": replicated} if replicated else {"placed anew": ours}
-    )
+    curves = {"placed anew": ours, "groups of 1x1": replicated}
+    return {name: points for name, points in curves.items() if points}
 
 
 def busy_shares(simulated: SharedFleet, num_groups: int, duration_s: float, bins: int
