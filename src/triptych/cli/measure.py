@@ -161,7 +161,10 @@ def _answer(order: Order, found: Calibration) -> Answer:
         f"{dtype}: products up to {max(kernels.products.rates) / 1e9:.4g} GFLOP/s"
         for dtype, kernels in measured.kernels.items()
     ]
-    lines.append(f"memory: {device.memory_bytes_per_s / 1e9:.3g} GB/s read and written by a copy")
+    lines.append(
+        f"memory: {device.memory_bytes_per_s / 1e9:.3g} GB/s read and written by a copy, "
+        f"{device.read_bytes_per_s / 1e9:.3g} GB/s read by a sum"
+    )
     lines.append(
         f"host: {measured.host_s[0] * 1e6:.3g} us a kernel forward, "
         f"{measured.host_s[1] * 1e6:.3g} us backward"

@@ -15,7 +15,9 @@ class Device:
     `peak_flops` is the dense sheet peak by dtype; what is attained of it: `gemm_burst` by short
     matrix products, `gemm_efficiency` by those that last (power), `flash_efficiency` by attention
     kernels of the first, second and third generation on long sequences; `memory_efficiency` of the
-    memory's by memory-bound operators. What was `measured` on it counts instead where it is there.
+    memory's by memory-bound operators. `read_bytes_per_s` is of what is only read, once and in
+    order, where that was measured (weights of a product of few rows). What was `measured` on it
+    counts instead where it is there.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Device:
     multiprocessors: int = 0  # 0: none to fill with tiles, as on a CPU
     flash_efficiency: tuple[float, float, float] = (0.36, 0.5, 0.58)
     memory_efficiency: float = 0.85
+    read_bytes_per_s: float = 0.0  # 0: as memory-bound operators
     operator_s: float = 5e-6  # host or launch time of one operator
     source: str = ""
     measured: Measured | None = None

@@ -21,7 +21,7 @@ from triptych.cluster.local_gpu import gpu_cluster
 from triptych.cluster.toml import read_cluster, write_cluster
 from triptych.errors import ClusterError, Problem
 
-PROBE_VERSION = 2  # counts up when a measurement means something else than before
+PROBE_VERSION = 3  # counts up when a measurement means something else than before
 _FINGERPRINT = "fingerprint: "
 
 logger = logging.getLogger(__name__)

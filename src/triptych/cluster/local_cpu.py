@@ -16,6 +16,14 @@ from triptych.cluster.cluster import Cluster, Device, Link, NodeGroup
 PROBE = Path(__file__).with_name("probe.py")
 MAX_PROBES = 4  # at once: enough to show what cores share, few enough to start quickly
 PROBE_LIMIT_S = 30.0
+FIGURES = (
+    "fp32_flops",
+    "small_fp32_flops",
+    "fp64_flops",
+    "copy_bytes_per_s",
+    "read_bytes_per_s",
+)
+"""What a probe says of its core."""
 
 GLOO_SHARE = 0.4
 """What gloo attains of a plain TCP exchange: 1.3-1.7 of 3.5 GB/s (torch 2.13, 2 ranks, 16 MiB)."""
@@ -52,10 +60,7 @@ def measure(machine: Machine, fingerprint: str) -> Cluster:
     figures = _run_probes(min(machine.cores, MAX_PROBES))
     version = figures[0]["numpy"]
     when = time.strftime("%Y-%m-%d")
-    mean = {
-        key: sum(float(one[key]) for one in figures) / len(figures)
-        for key in ("fp32_flops", "small_fp32_flops", "fp64_flops", "copy_bytes_per_s")
-    }
+    mean = {key: sum(float(one[key]) for one in figures) / len(figures) for key in FIGURES}
     source = f"measured {when} with numpy {version}, {len(figures)} processes at once"
     group = NodeGroup(
         nodes=1,
@@ -85,6 +90,7 @@ def for_ranks(cluster: Cluster, machine: Machine, ranks: int | None) -> Cluster:
         group.device,
         memory_bytes=machine.memory_bytes / ranks,
         memory_bytes_per_s=group.device.memory_bytes_per_s * share,
+        read_bytes_per_s=group.device.read_bytes_per_s * share,
         peak_flops={dtype: flops * share for dtype, flops in group.device.peak_flops.items()},
         operator_s=group.device.operator_s / share,
     )
@@ -153,6 +159,7 @@ def _device(machine: Machine, mean: Mapping[str, float], source: str) -> Device:
         peak_flops={"fp64": mean["fp64_flops"], "fp32": fp32, "bf16": fp32 * share},
         gemm_efficiency=max(0.3, min(1.0, mean["small_fp32_flops"] / fp32)),
         memory_efficiency=MEMORY_EFFICIENCY,
+        read_bytes_per_s=mean["read_bytes_per_s"],
         operator_s=OPERATOR_S,
         source=f"{source}; bf16 {share:g} x fp32 ({basis}, not measured)",
     )

@@ -42,6 +42,7 @@ def core_figures() -> dict[str, float]:
         "small_fp32_flops": product_flops(SMALL, np.float32),
         "fp64_flops": product_flops(LARGE, np.float64),
         "copy_bytes_per_s": copy_bytes_per_s(),
+        "read_bytes_per_s": read_bytes_per_s(),
     }
 
 
@@ -59,6 +60,12 @@ def copy_bytes_per_s() -> float:
     source = np.ones(COPY_BYTES // 4, np.float32)
     target = np.zeros_like(source)
     return 2.0 * source.nbytes / _best_s(lambda: np.copyto(target, source))
+
+
+def read_bytes_per_s() -> float:
+    """Bytes read per second from a large array, with hardly any arithmetic."""
+    values = np.ones(COPY_BYTES // 4, np.float32)
+    return values.nbytes / _best_s(lambda: np.dot(values, values))
 
 
 def loopback() -> tuple[float, float]:

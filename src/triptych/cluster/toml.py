@@ -150,6 +150,7 @@ def _device(parent: Table) -> Device:
         multiprocessors=table.integer("multiprocessors", (base or _NO_DEVICE).multiprocessors),
         flash_efficiency=_flash_efficiency(table, base or _NO_DEVICE),
         memory_efficiency=table.share("memory_efficiency", (base or _NO_DEVICE).memory_efficiency),
+        read_bytes_per_s=table.number("read_bytes_per_s", (base or _NO_DEVICE).read_bytes_per_s),
         operator_s=table.number("operator_s", (base or _NO_DEVICE).operator_s),
         source=table.string("source", default=base.source if base else ""),
         measured=read_device(table) or (base.measured if base else None),
@@ -266,7 +267,7 @@ def _device_lines(device: Device) -> list[str]:
         f"name = {_string(device.name)}",
         f"kind = {_string(device.kind)}",
         *(f"{name} = {getattr(device, name)!r}" for name in numbers),
-        *_given(device, "gemm_burst", "gemm_ramp_k", "multiprocessors"),
+        *_given(device, "read_bytes_per_s", "gemm_burst", "gemm_ramp_k", "multiprocessors"),
         *(
             f"flash_{i + 1}_efficiency = {share!r}"
             for i, share in enumerate(device.flash_efficiency)

@@ -54,6 +54,7 @@ def _device(
         peak_flops=peaks,
         memory_bytes_per_s=entries["copy"].rows[0][1],
         memory_efficiency=1.0,
+        read_bytes_per_s=entries["read"].rows[0][1],
         operator_s=forward_s,
         source=f"{source}; {device.source}" if device.source else source,
         measured=Measured(

@@ -70,6 +70,7 @@ def at_pace(cluster: Cluster, calibrated: Pace, now: Pace) -> Cluster:
                 device,
                 measured=device.measured.times(product, operator),
                 memory_bytes_per_s=device.memory_bytes_per_s / operator,
+                read_bytes_per_s=device.read_bytes_per_s / operator,
             )
         groups.append(replace(group, device=device, link=_slower(group.link, message)))
     return replace(cluster, groups=tuple(groups), network=_slower(cluster.network, message))

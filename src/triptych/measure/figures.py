@@ -10,7 +10,15 @@ from functools import partial
 from triptych.cluster.measured import OPERATIONS
 from triptych.cluster.measured_toml import OPERATORS
 from triptych.measure.host import host
-from triptych.measure.kernels import Found, attention, copied, operator, optimizer, products
+from triptych.measure.kernels import (
+    Found,
+    attention,
+    copied,
+    operator,
+    optimizer,
+    products,
+    read,
+)
 from triptych.measure.messages import group_sizes, messages
 from triptych.measure.watch import Place, Watch
 from triptych.runtime.precision import torch_dtype
@@ -32,6 +40,7 @@ def figures(place: Place, dtypes: Sequence[str]) -> list[Figure]:
     found = [
         Figure(name="host", run=host),
         Figure(name="copy", run=copied),
+        Figure(name="read", run=read),
         Figure(name="optimizer", run=optimizer),
     ]
     for word in dtypes:

@@ -194,6 +194,16 @@ def copied(watch: Watch) -> Found:
     return in_rounds([[float(COPIED_BYTES)]], measured)
 
 
+def read(watch: Watch) -> Found:
+    """Bytes of a tensor: bytes read per second by a sum."""
+    source = torch.ones(COPIED_BYTES // 4, device=watch.device)
+
+    def measured(point: Row) -> Row:
+        return [point[0] / watch.seconds(source.sum)]
+
+    return in_rounds([[float(COPIED_BYTES)]], measured)
+
+
 def optimizer(watch: Watch) -> Found:
     """Elements: seconds of the gradients' norm and of the fused update in fp32."""
     sizes = CUDA_UPDATED if watch.device.type == "cuda" else UPDATED

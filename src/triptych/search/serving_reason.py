@@ -80,7 +80,7 @@ def objective(larger: ServingPrediction, workload: ServingWorkload) -> tuple[str
 def _products(best: ServingPrediction, cluster: Cluster) -> list[str]:
     """Whether products wait for weights or for arithmetic."""
     device = rates(slowest_device(cluster), "bf16")
-    read_s = best.weights_gib * GIB / device.memory_bytes_per_s
+    read_s = best.weights_gib * GIB / device.read_bytes_per_s
     if read_s < BANDWIDTH_BOUND * best.step_s["products"]:
         return ["products are bound by arithmetic"]
     if read_s > best.step_s["products"] + best.step_s["head"]:  # not all are read

@@ -31,6 +31,7 @@ FIGURES = {
     "small_fp32_flops": 80e9,
     "fp64_flops": 50e9,
     "copy_bytes_per_s": 10e9,
+    "read_bytes_per_s": 8e9,
     "latency_s": 5e-6,
     "duplex_bytes_per_s": 2e9,
     "numpy": "2.0",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -52,6 +53,20 @@ def test_products_of_a_decode_stay_flat_where_all_reduces_grow(cluster: str, ten
     assert large.attention_s > 6 * small.attention_s - 7 * 80 * steps.start_s
     sent = 80 * 2 * 56 * 8192 * 2.0  # bytes that 56 more sequences sum, in all layers
     assert large.tensor_s - small.tensor_s > 0.5 * sent / steps.reducer.group.bytes_per_s
+
+
+def test_a_decode_reads_weights_at_the_rate_that_reading_attains() -> None:
+    """On processors a copy counts both ways; one core may read more slowly than it copies."""
+    cluster, chosen = parse_cluster("1x1xcpu"), plan(1, (16,), weights="fp32", cache="fp32")
+    group = cluster.groups[0]
+    copied = group.device.memory_bytes_per_s * group.device.memory_efficiency
+    device = replace(group.device, read_bytes_per_s=copied / 2)
+    known = replace(cluster, groups=(replace(group, device=device),))
+    model = layout(load_model("llama-3.2-1b"), chosen)
+    times = [decode(Stepper(model, each, chosen, TRIPTYCH), 1) for each in (cluster, known)]
+    assert times[1].products_s == pytest.approx(2 * times[0].products_s, rel=0.01)
+    assert times[1].attention_s == pytest.approx(2 * times[0].attention_s, rel=0.01)
+    assert times[1].kernels_s == times[0].kernels_s
 
 
 def test_products_wait_for_weights_then_for_arithmetic() -> None:

@@ -26,7 +26,8 @@ class Rates:
     """Attained rates of a device that computes in `dtype`, and the sheet peak behind them.
 
     `gemm_flops` are of large products that last, `burst_flops` of those that are over before power
-    limits the clock; `flash_flops` of attention kernels by generation, in 16 bit at least.
+    limits the clock; `flash_flops` of attention kernels by generation, in 16 bit at least;
+    `read_bytes_per_s` of what is only read.
     """
 
     dtype: str
@@ -38,6 +39,7 @@ class Rates:
     ramp_k: float
     multiprocessors: int  # 0: none to fill with tiles
     memory_bytes_per_s: float
+    read_bytes_per_s: float
     operator_s: float
     element_bytes: float
     is_cpu: bool
@@ -71,6 +73,7 @@ def rates(device: Device, dtype: str) -> Rates:
     sustained = peak * share
     measured = device.measured
     host_s = measured.host_s if measured else (device.operator_s, device.operator_s * HOST_BACKWARD)
+    moved_bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
     return Rates(
         dtype=dtype,
         peak_flops=peak,
@@ -80,7 +83,8 @@ def rates(device: Device, dtype: str) -> Rates:
         plain_flops=PLAIN_EFFICIENCY * device.peak_flops.get("fp32", peak),
         ramp_k=device.gemm_ramp_k,
         multiprocessors=device.multiprocessors,
-        memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency,
+        memory_bytes_per_s=moved_bytes_per_s,
+        read_bytes_per_s=device.read_bytes_per_s or moved_bytes_per_s,
         operator_s=host_s[0],
         element_bytes=max(2.0, DTYPE_BYTES[dtype]),
         is_cpu=device.kind == "cpu",

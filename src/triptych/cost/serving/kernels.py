@@ -24,9 +24,9 @@ def product_s(
     if m <= 0 or n <= 0 or copies <= 0:
         return 0.0
     moved_bytes = copies * (k * n * weight_bytes + m * (k + n) * rates.element_bytes)
-    moving_s = moved_bytes / rates.memory_bytes_per_s
+    moving_s = moved_bytes / rates.read_bytes_per_s
     if not rates.multiprocessors:
-        return max(2.0 * m * k * n * copies / rates.gemm_flops, moving_s)
+        return joined_s(2.0 * m * k * n * copies / rates.gemm_flops, moving_s)
     return joined_s(lasting_s(rates, tiled_s(rates, m, k, n, copies)), moving_s) + KERNEL_S
 
 

@@ -67,13 +67,11 @@ class Stepper:
         device = slowest_device(cluster)
         self.layout, self.plan, self.engine = layout, plan, engine
         whole = rates(device, plan.weights)
-        whole = replace(whole, memory_bytes_per_s=whole.memory_bytes_per_s * engine.weight_rate)
+        self.cache_bytes_per_s = whole.read_bytes_per_s * engine.decode_rate
+        whole = _reading(whole, engine.weight_rate)
         is_narrow = plan.weights == "fp8"
         self.rates: Rates = whole.slowed(engine.fp8_rate) if is_narrow else whole
         self.wide_rates = rates(device, "bf16") if is_narrow else self.rates
-        self.cache_bytes_per_s = (
-            device.memory_bytes_per_s * device.memory_efficiency * engine.decode_rate
-        )
         self.cache_bytes = DTYPE_BYTES[plan.cache]
         self.reducer: Reducer = reducer(cluster, plan.tensor, engine.one_shot_s)
         self.start_s = 0.0 if whole.is_cpu else KERNEL_S
@@ -157,3 +155,12 @@ class Stepper:
             tokens=load.prompt_tokens,
         )
         return forward_s
+
+
+def _reading(rates: Rates, rate: float) -> Rates:
+    """The same with memory so many times faster."""
+    return replace(
+        rates,
+        memory_bytes_per_s=rates.memory_bytes_per_s * rate,
+        read_bytes_per_s=rates.read_bytes_per_s * rate,
+    )
