@@ -32,8 +32,9 @@ import numpy as np
 from sides.server import server
 from sides.small_fleet import EXTRA, GROUPS, IDS, NAMES, SIZES, fleet_text, make_models, row
 from triptych.fleet.shared import RowCost, Seat, SharedFleet, SharedGroup
-from triptych.fleet.terms import StepPrice, Terms
+from triptych.fleet.terms import Terms
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.price import StepPrice
 from triptych.serve.core.request import State
 from triptych.serve.engine.settings import CPU_AHEAD_BELOW_S
 from triptych.serve.load.replay import Outcome, Target, replay

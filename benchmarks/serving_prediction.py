@@ -31,11 +31,11 @@ from triptych.cost.serving.engine import TRIPTYCH
 from triptych.cost.serving.layout import layout
 from triptych.cost.serving.step import Stepper
 from triptych.fleet.shared import RowCost
-from triptych.fleet.terms import StepTimes
 from triptych.plan.plan import Plan, Precision, even_split
 from triptych.plan.serving import ServingPlan
 from triptych.plan.short import read_words
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.price import StepTimes
 from triptych.serve.core.request import State
 from triptych.serve.engine.engine import Engine
 from triptych.serve.engine.sampling import Sampling

@@ -22,11 +22,12 @@ from triptych.errors import InputError, Problem
 from triptych.fleet.models import Shape
 from triptych.fleet.room import BLOCK
 from triptych.fleet.shared import Seat, SharedFleet, SharedGroup
-from triptych.fleet.terms import StepPrice, Terms
+from triptych.fleet.terms import Terms
 from triptych.model.model import Model
 from triptych.plan.plan import even_split
 from triptych.plan.serving import ServingPlan
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.price import StepPrice
 from triptych.simulate.priced import PricedSteps
 from triptych.simulate.replica import StepShape
 from triptych.simulate.trace import Trace

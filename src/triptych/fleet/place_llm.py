@@ -17,8 +17,9 @@ from triptych.fleet.llm import LlmFleet, LlmGroup
 from triptych.fleet.models import Shape
 from triptych.fleet.room import Room
 from triptych.fleet.shared import RowCost, Seat, SharedFleet, SharedGroup
-from triptych.fleet.terms import StepPrice, Terms
+from triptych.fleet.terms import Terms
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.price import StepPrice
 from triptych.simulate.trace import Trace
 
 Models = tuple[tuple[int, ...], ...]  # of each group

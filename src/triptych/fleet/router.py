@@ -20,14 +20,15 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from triptych.fleet.terms import StepPrice, StepTimes, Terms
+from triptych.fleet.terms import Terms
+from triptych.serve.core.forecast import Lately
+from triptych.serve.core.price import StepPrice, StepTimes
 from triptych.serve.core.request import Refusal
 from triptych.serve.core.turns import shares
 
 _TRUST = 20.0  # tokens that answers are assumed to have used, all of those allowed, at first
 _MOST_CORRECTION = 2.0
 _TRY_S = 5.0  # on an idle group, after so long without a request for a model, one is let in
-_HALF_LIFE = 100  # answers, after which half of what was seen is forgotten
 
 
 class Wanted(NamedTuple):
@@ -83,22 +84,6 @@ class Place:
         return price.of(math.ceil(prompts / self.token_budget) + longest, outputs, prompts)
 
 
-class _Lately:
-    """Two sums that fade together; their ratio is what counts."""
-
-    def __init__(self, start: float) -> None:
-        self.found = self.expected = start
-        self._kept = 0.5 ** (1 / _HALF_LIFE)
-
-    def note(self, found: float, expected: float) -> None:
-        self.found = self.found * self._kept + found
-        self.expected = self.expected * self._kept + expected
-
-    @property
-    def ratio(self) -> float:
-        return self.found / self.expected
-
-
 class Router:
     """Knows every place and what is on its way there; reads no clock.
 
@@ -110,14 +95,14 @@ class Router:
     def __init__(self, *, refuses_late: bool = True) -> None:
         self.refuses_late = refuses_late
         self.places: list[Place] = []
-        self._used: dict[str, _Lately] = {}  # tokens of answers, of those that were allowed
-        self._late: dict[str, _Lately] = {}  # seconds of answers, of those that were predicted
+        self._used: dict[str, Lately] = {}  # tokens of answers, of those that were allowed
+        self._late: dict[str, Lately] = {}  # seconds of answers, of those that were predicted
 
     def add(self, place: Place) -> Place:
         """Opens a place: requests may go there from now on."""
         self.places.append(place)
-        self._used.setdefault(place.model, _Lately(_TRUST))
-        self._late.setdefault(place.model, _Lately(1.0))
+        self._used.setdefault(place.model, Lately(_TRUST))
+        self._late.setdefault(place.model, Lately(1.0))
         return place
 
     def remove(self, place: Place) -> None:

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from triptych.fleet.router import Place, Router, Ticket, Wanted
-from triptych.fleet.terms import StepPrice, StepTimes, Terms
+from triptych.fleet.terms import Terms
 from triptych.serve.core.budget import Budget
 from triptych.serve.core.limits import Limits
 from triptych.serve.core.order import Policy
+from triptych.serve.core.price import StepPrice, StepTimes
 from triptych.serve.core.request import LatencyClass, Refusal, Request, State
 from triptych.serve.core.step import Took
 from triptych.serve.core.turns import shares

@@ -17,10 +17,11 @@ from triptych.fleet.llm_file import is_of_llms, read_llm_fleet
 from triptych.fleet.models import Shape
 from triptych.fleet.place_llm import Recent, moved, replanned
 from triptych.fleet.room import Room, room
-from triptych.fleet.terms import StepPrice, Terms
+from triptych.fleet.terms import Terms
 from triptych.model.count import parameters
 from triptych.model.hf import from_config
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.price import StepPrice
 from triptych.simulate.arrivals import Window, draw
 from triptych.simulate.trace import make, uniform_lengths
 

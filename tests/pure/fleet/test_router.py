@@ -9,8 +9,9 @@ import pytest
 
 from triptych.fleet.router import Place, Router, Ticket, Wanted
 from triptych.fleet.shared import RowCost, Seat, SharedFleet, SharedGroup
-from triptych.fleet.terms import StepPrice, StepTimes, Terms
+from triptych.fleet.terms import Terms
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.price import StepPrice, StepTimes
 from triptych.serve.core.request import Refusal, State
 from triptych.serve.core.turns import Claim
 from triptych.simulate.arrivals import Window, draw

@@ -9,7 +9,8 @@ import pytest
 from fake_engine import Driver
 
 from triptych.serve.core.limits import Limits
-from triptych.serve.core.order import Pace, Policy
+from triptych.serve.core.order import Policy
+from triptych.serve.core.pace import Pace
 from triptych.serve.core.request import LatencyClass, Request
 from triptych.serve.core.scheduler import Scheduler
 

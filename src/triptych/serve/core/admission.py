@@ -44,9 +44,8 @@ def full(limits: Limits, retry_after_s: float) -> Refusal:
     return Refusal(message, max(1.0, retry_after_s))
 
 
-def late(latency: LatencyClass, margin: float, waited_s: float, wait_s: float) -> Refusal | None:
+def late(latency: LatencyClass, margin: float, ttft_s: float) -> Refusal | None:
     """The refusal of a request whose first token is predicted to miss its objective."""
-    ttft_s = waited_s + wait_s
     if ttft_s <= latency.ttft_s * (1 - margin):
         return None
     return Refusal(

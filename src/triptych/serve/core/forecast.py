@@ -11,6 +11,11 @@ from __future__ import annotations
 
 import math
 
+ANSWERS = 100
+"""Answers after which half of what was seen is forgotten."""
+
+GAIN, SELDOM = 0.1, 0.95
+
 
 class Recent:
     """Amounts that fade: after `half_life_s`, half of each is forgotten."""
@@ -36,6 +41,40 @@ class Recent:
         return kept, self.span_s * kept + (1 - kept) * self.half_life_s / math.log(2)
 
 
+class Lately:
+    """Two sums that fade together; their ratio is what counts."""
+
+    def __init__(self, start: float) -> None:
+        self.found = self.expected = start
+        self._kept = 0.5 ** (1 / ANSWERS)
+
+    def note(self, found: float, expected: float) -> None:
+        """Takes in another one."""
+        self.found = self.found * self._kept + found
+        self.expected = self.expected * self._kept + expected
+
+    @property
+    def ratio(self) -> float:
+        """What was found over what was expected."""
+        return self.found / self.expected
+
+
+class Errors:
+    """By how much longer a wait may be than foreseen.
+
+    An expectile (asymmetric least squares, Newey and Powell 1987): errors above it weigh nineteen
+    times as much as those below, so it rises within a few and falls within a hundred.
+    """
+
+    def __init__(self) -> None:
+        self.most_s = 0.0
+
+    def note(self, foreseen_s: float, waited_s: float) -> None:
+        """Takes in what became of a prediction."""
+        apart_s = waited_s - foreseen_s - self.most_s
+        self.most_s += GAIN * (SELDOM if apart_s > 0 else 1 - SELDOM) * apart_s
+
+
 class Forecast:
     """Throughput of full steps, and arrivals by lead.
 
@@ -46,6 +85,7 @@ class Forecast:
     def __init__(self, half_life_s: float = 5.0, arrivals_half_life_s: float = 30.0) -> None:
         self.arrivals_half_life_s = arrivals_half_life_s
         self.step_s = 0.0  # the last step's
+        self.errors = Errors()
         self._done = Recent(half_life_s)
         self._arrived: dict[float, tuple[Recent, float]] = {}  # and when it was last noted
 

@@ -27,7 +27,7 @@ class Policy:
         classes: at least one; names differ.
         ageing_s: seconds of waiting that make up for one priority level.
         refuses_late: refuse on arrival what is predicted to miss its TTFT objective.
-        margin: part of the objective that a prediction must leave, for what it cannot know.
+        margin: part of an objective that a prediction must leave, for what it cannot know.
 
     """
 
@@ -77,25 +77,3 @@ class Policy:
     def lead_s(self, latency: LatencyClass) -> float:
         """From arrival to due time."""
         return latency.ttft_s + latency.priority * self.ageing_s
-
-
-class Pace:
-    """How much prefill a step may hold beside decodes, so that these keep their TPOT objective.
-
-    After each step that lasted longer than the tightest objective among its decodes, the
-    allowance shrinks in proportion, by half at most; after a shorter one it grows by a quarter.
-    It never falls below an eighth of the budget, so prompts go on.
-    """
-
-    def __init__(self, token_budget: int) -> None:
-        self.most = token_budget
-        self.least = max(1, token_budget // 8)
-        self.allowance = token_budget
-
-    def note(self, duration_s: float, objective_s: float) -> None:
-        """Takes in how long the rows of a step waited for it."""
-        if math.isinf(objective_s) or duration_s <= 0:
-            self.allowance = self.most
-            return
-        ratio = min(max(objective_s / duration_s, 0.5), 1.25)
-        self.allowance = min(self.most, max(self.least, math.ceil(self.allowance * ratio)))

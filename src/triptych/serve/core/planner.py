@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from triptych.serve.core.book import Book
+from triptych.serve.core.pace import Pace
 from triptych.serve.core.sequence import Sequence
 from triptych.serve.core.step import Append, Chunk, Copy, Fork, Start, Step
 
@@ -13,10 +14,9 @@ from triptych.serve.core.step import Append, Chunk, Copy, Fork, Start, Step
 class Draft:
     """A step while it is being planned."""
 
-    def __init__(self, step_id: int, horizon: int, allowance: int) -> None:
+    def __init__(self, step_id: int, horizon: int) -> None:
         self.id = step_id
         self.horizon = horizon  # the last step that nobody has to wait for any more
-        self.allowance = allowance  # prompt tokens beside decodes
         self.samplers: list[Sequence] = []
         self.turns: list[int] = []  # places of samplers for which more than a token changes
         self.touched: list[Sequence] = []  # whose prompts it computes
@@ -28,7 +28,7 @@ class Draft:
         self.chunks: list[Chunk] = []
         self.prefill_tokens = 0
         self.tightest_tpot_s = math.inf
-        self.is_saturated = False  # no room for another prompt token
+        self.is_saturated = False  # no room for another prompt token, or for who waits first
 
     def step(self, released: list[int]) -> Step:
         """The value to broadcast."""
@@ -47,8 +47,9 @@ class Draft:
 class StepPlanner:
     """Fills drafts from the books."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, pace: Pace) -> None:
         self.book = book
+        self.pace = pace
         self.limits = book.limits
         self._blocked: tuple[Sequence, int, int] | None = None
 
@@ -57,6 +58,17 @@ class StepPlanner:
         self._make_room(draft)
         self._decode(draft)
         self._prefill(draft)
+
+    def most_running(self, head: Sequence) -> float:
+        """How many may run with a sequence that waits, so that all keep their TPOT objectives.
+
+        It is not held back for those of lower priority, nor if nobody runs.
+        """
+        running = (*self.book.decoding, *self.book.prefilling)
+        if not running or any(other.priority > head.priority for other in running):
+            return self.limits.max_running
+        tightest_s = min(head.tpot_s, *(other.tpot_s for other in running))
+        return min(self.limits.max_running, self.pace.most(tightest_s))
 
     def _make_room(self, draft: Draft) -> None:
         """Preempts running sequences of lower priority for the first that waits, if that helps."""
@@ -142,7 +154,7 @@ class StepPlanner:
 
     def _prefill(self, draft: Draft) -> None:
         """Chunks of prompts in the order in which they are due, waiting ones started on the way."""
-        budget = min(draft.allowance, self.limits.token_budget - len(draft.decodes))
+        budget = min(self.pace.allowance, self.limits.token_budget - len(draft.decodes))
         for sequence in self._candidates(draft):
             budget -= self._chunk(sequence, draft, budget)
             if budget <= 0:
@@ -166,6 +178,9 @@ class StepPlanner:
     def _start(self, head: Sequence, draft: Draft) -> bool:
         """Starts a waiting sequence if it fits; asks again only after somebody has left."""
         if not self._ready(head, draft):
+            return False
+        if self.book.num_running + 1 + head.num_forks > self.most_running(head):
+            draft.is_saturated = True
             return False
         state = (head, self.book.num_departures, self.book.pool.num_returns)
         hits = self.book.fitting(head) if state != self._blocked else None

@@ -8,6 +8,7 @@ the engine and under the simulator. docs/scheduling.md states its rules.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,15 @@ from typing import NamedTuple
 from triptych.serve.core import admission
 from triptych.serve.core.book import Book
 from triptych.serve.core.budget import Allowance
-from triptych.serve.core.forecast import Forecast
+from triptych.serve.core.forecast import Forecast, Lately
 from triptych.serve.core.limits import Limits
-from triptych.serve.core.order import Pace, Policy
+from triptych.serve.core.order import Policy
+from triptych.serve.core.pace import Pace
 from triptych.serve.core.planner import Draft, StepPlanner
 from triptych.serve.core.request import (
     Admission,
     Finished,
+    LatencyClass,
     Progress,
     Reason,
     Refusal,
@@ -31,6 +34,12 @@ from triptych.serve.core.request import (
 )
 from triptych.serve.core.sequence import Sequence as Continuation
 from triptych.serve.core.step import Step
+
+TRUST = 20.0
+"""Tokens that answers are assumed to have used, all of those allowed, at first."""
+
+MOST_DOUBT = 0.5
+"""Part of an objective that earlier errors may take: the rest is tried, and teaches."""
 
 
 @dataclass(slots=True)
@@ -41,10 +50,11 @@ class Flight:
     samplers: list[Continuation]
     turns: list[int]  # places of samplers whose answer ends, or whose block is full, with it
     planned_s: float
+    num_decodes: int
     prefill_tokens: int
     num_starts: int
     tightest_tpot_s: float
-    is_saturated: bool  # it had no room for another prompt token
+    is_saturated: bool  # it had no room for more
 
 
 class Load(NamedTuple):
@@ -74,9 +84,10 @@ class Scheduler:
         self.policy = policy or Policy()
         self.book = Book(limits, allowance)
         self.flights: deque[Flight] = deque()
-        self._planner = StepPlanner(self.book)
-        self._pace = Pace(limits.token_budget)
+        self._pace = Pace(limits.token_budget, limits.stages, self.policy.margin)
+        self._planner = StepPlanner(self.book, self._pace)
         self._forecast = Forecast()
+        self._used = Lately(TRUST)  # tokens of answers, of those that were allowed
         self._next_step = 0
         self._had_room = True  # in the last step, for more prompt tokens
         self._completed_s: deque[float] = deque(maxlen=limits.stages)
@@ -97,11 +108,12 @@ class Scheduler:
         refusal = admission.unfit(request, self.limits)
         if refusal is None and end == len(request.prompt):
             return Admission(State.FINISHED)
-        refusal = refusal or self._busy(request, now_s)
+        sequence = Continuation(request, 0, order, end, latency)
+        refusal = refusal or self._busy(sequence, latency, now_s)
         if refusal is not None:
             return Admission(State.REFUSED, refusal)
         self._forecast.arrived(self.policy.lead_s(latency), len(request.prompt), now_s)
-        self.book.enter(Continuation(request, 0, order, end, latency))
+        self.book.enter(sequence)
         return Admission(State.WAITING)
 
     def plan(self, now_s: float) -> Step | None:
@@ -111,7 +123,7 @@ class Scheduler:
             return None
         first = self.flights[0].step_id if self.flights else self._next_step
         horizon = max(self._next_step - self.limits.stages, first - 1)
-        draft = Draft(self._next_step, horizon, self._pace.allowance)
+        draft = Draft(self._next_step, horizon)
         self._planner.fill(draft)
         if not draft.decodes and not draft.chunks:
             return None
@@ -154,7 +166,7 @@ class Scheduler:
             tokens = [tokens[place] for place in places]
         for place in sorted({*flight.turns, *stopped}) if stopped else flight.turns:
             if samplers[place].state is not gone:
-                self._turn(samplers[place], place in stopped, finished)
+                self._turn(samplers[place], place in stopped, finished, now_s)
         return Progress(answers, tokens, places, finished)
 
     def abort(self, request_id: int) -> int:
@@ -196,7 +208,7 @@ class Scheduler:
         throughput, and before any is known, the steps in flight only.
         """
         book, order, size = self.book, self.policy.order(request), len(request.prompt)
-        if self._had_room and not book.waiting:
+        if self._has_room:
             num_own = -(-size // self.limits.token_budget)
             return (len(self.flights) + num_own) * self._forecast.step_s
         ahead = [s for s in (*book.waiting, *book.prefilling) if s.order < order]
@@ -205,15 +217,40 @@ class Scheduler:
         lead_s = self.policy.lead_s(self.policy.class_of(request))
         return self._forecast.wait_s(tokens, starts, lead_s, len(self.flights), now_s)
 
-    def _busy(self, request: Request, now_s: float) -> Refusal | None:
+    @property
+    def _has_room(self) -> bool:
+        """Whether a request that arrives now would be in the next step."""
+        return self._had_room and not self.book.waiting
+
+    def _busy(self, sequence: Continuation, latency: LatencyClass, now_s: float) -> Refusal | None:
+        """Why there is no place for a request; what is foreseen of one in line is kept with it."""
         is_full = len(self.book.waiting) >= self.limits.max_waiting
         if not is_full and not self.policy.refuses_late:
             return None
-        wait_s = self.predicted_wait_s(request, now_s)
+        request = sequence.request
+        wait_s = max(self.predicted_wait_s(request, now_s), self._line_s(sequence))
         if is_full:
             return admission.full(self.limits, wait_s)
-        latency, waited_s = self.policy.class_of(request), now_s - request.arrival_s
-        return admission.late(latency, self.policy.margin, waited_s, wait_s)
+        ttft_s = now_s - request.arrival_s + wait_s
+        if not self._has_room:
+            sequence.foreseen_s = ttft_s
+            ttft_s += min(max(0.0, self._forecast.errors.most_s), MOST_DOUBT * latency.ttft_s)
+        return admission.late(latency, self.policy.margin, ttft_s)
+
+    def _line_s(self, sequence: Continuation) -> float:
+        """Seconds until so many have left that a new sequence may run: it is known who ends when.
+
+        Answers are expected to use the part of what they may that others used of late.
+        """
+        ahead = [s for s in self.book.waiting if s.order < sequence.order]
+        starts = sum(1 + s.num_forks for s in ahead) + 1 + sequence.num_forks
+        too_many = self.book.num_running + starts - self._planner.most_running(sequence)
+        if too_many <= 0:
+            return 0.0
+        used, running = self._used.ratio, (*self.book.decoding, *self.book.prefilling)
+        left = sorted(max(1.0, used * s.allowed - s.answered) for s in running)
+        tokens = left[min(math.ceil(too_many), len(left)) - 1] if left else 0.0
+        return tokens * self._pace.token_s(len(running))
 
     def _flight(self, draft: Draft, now_s: float) -> Flight:
         return Flight(
@@ -221,6 +258,7 @@ class Scheduler:
             draft.samplers,
             draft.turns,
             now_s,
+            len(draft.decodes),
             draft.prefill_tokens,
             len(draft.started),
             draft.tightest_tpot_s,
@@ -236,16 +274,23 @@ class Scheduler:
         self._forecast.completed(busy_s, *work, flight.is_saturated and all_stages_busy)
         # The rows of a step waited since the step before in which they were: one for each stage.
         since = times[0] if len(times) == self.limits.stages else flight.planned_s
-        self._pace.note(now_s - max(flight.planned_s, since), flight.tightest_tpot_s)
+        waited_s, rows = now_s - max(flight.planned_s, since), (flight.num_decodes, work[0])
+        self._pace.note(waited_s, flight.tightest_tpot_s, *rows)
         times.append(now_s)
 
-    def _turn(self, sequence: Continuation, stops: bool, finished: list[Finished]) -> None:
+    def _turn(
+        self, sequence: Continuation, stops: bool, finished: list[Finished], now_s: float
+    ) -> None:
         """What follows from a token besides its being known: a full block, or the end."""
         num_known, size = len(sequence.tokens), self.limits.block_size
+        if num_known == len(sequence.request.prompt) + 1 and not math.isnan(sequence.foreseen_s):
+            ttft_s = now_s - sequence.request.arrival_s
+            self._forecast.errors.note(sequence.foreseen_s, ttft_s)
         is_running = sequence.state is State.RUNNING
         if self.limits.prefix_reuse and is_running and num_known % size == 1 % size:
             self.book.name_blocks(sequence)
         if stops or num_known == sequence.end:
+            self._used.note(sequence.answered, sequence.allowed)
             self.book.leave(sequence)
             reason = Reason.STOP if stops else Reason.LENGTH
             finished.append(Finished(*sequence.answer, reason))

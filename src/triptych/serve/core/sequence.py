@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from triptych.serve.core.request import LatencyClass, Request, State
 
 Order = tuple[float, int, int]
@@ -24,6 +26,7 @@ class Sequence:
         "computed",
         "decoding",
         "end",
+        "foreseen_s",
         "hashes",
         "index",
         "named",
@@ -64,11 +67,22 @@ class Sequence:
         self.named = 0  # its first blocks that the pool can find by hash
         self.num_forks = request.n - 1  # continuations still to branch off
         self.preemptions = 0
+        self.foreseen_s = math.nan  # from arrival to the first token, if it was to wait in line
 
     @property
     def outstanding(self) -> int:
         """Tokens that steps in flight sample."""
         return self.planned - len(self.tokens)
+
+    @property
+    def answered(self) -> int:
+        """Tokens of its answer so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def allowed(self) -> int:
+        """Tokens of its answer at its longest."""
+        return self.end - len(self.request.prompt)
 
     def fork(self, index: int) -> Sequence:
         """Another continuation of the same prompt, which shares all blocks."""

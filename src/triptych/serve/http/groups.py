@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from triptych.errors import RunError, TriptychError
 from triptych.fleet.llm_file import HostGroup
 from triptych.fleet.router import Place, Router
-from triptych.fleet.terms import StepTimes
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.price import StepTimes
 from triptych.serve.core.scheduler import Load
 from triptych.serve.http.client import Conversation, GroupClient
 from triptych.serve.http.hosting import Hosting

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from triptych.fleet.terms import StepPrice
 from triptych.serve.core.limits import Limits
+from triptych.serve.core.price import StepPrice
 from triptych.serve.core.scheduler import Load
 from triptych.serve.engine.values import Output
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from triptych.fleet.place_llm import Recent, moved
 from triptych.fleet.room import room
-from triptych.fleet.terms import StepPrice
+from triptych.serve.core.price import StepPrice
 from triptych.serve.http.fleet import Arrival, Fleet
 from triptych.serve.http.hosting import Hosting
 from triptych.simulate.trace import Trace
