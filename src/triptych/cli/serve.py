@@ -57,7 +57,8 @@ BlocksOption = Annotated[
 ]
 TtftOption = Annotated[float, typer.Option(min=1e-9, help="Objective: seconds to the first token.")]
 TpotOption = Annotated[
-    float, typer.Option(min=1e-9, help="Objective: seconds a token; prompts wait for it.")
+    float,
+    typer.Option(min=1e-9, help="Objective: seconds a token; prompts and new requests wait."),
 ]
 TierOption = Annotated[
     list[str] | None,
