@@ -14,7 +14,7 @@ from triptych.serve.core.pace import Pace
 from triptych.serve.core.request import LatencyClass, Request, State
 from triptych.serve.core.scheduler import Scheduler
 from triptych.simulate.arrivals import Window, draw_models
-from triptych.simulate.replica import LinearCost, Record, Replica
+from triptych.simulate.replica import LinearCost, Record, Replica, StepShape
 from triptych.simulate.run import simulate
 from triptych.simulate.trace import make, uniform_lengths
 
@@ -33,7 +33,10 @@ def capacity(cost: LinearCost) -> float:
     return cost.stages * rows / TPOT_S / ANSWER
 
 
-def served(cost: LinearCost, rate: float, count: int = 2000, cv: float = 1.0) -> list[Record]:
+def served(
+    cost: LinearCost, rate: float, count: int = 2000, cv: float = 1.0, drift: float = 0.0
+) -> list[Record]:
+    """What becomes of random arrivals; steps are noisy, and slower and faster every two minutes."""
     draws = np.random.default_rng(0)
     arrival_s, model = draw_models([Window(3 * count / rate, rate, cv)], np.ones(1), draws)
     lengths = uniform_lengths((PROMPT, PROMPT), (ANSWER, ANSWER))
@@ -41,11 +44,15 @@ def served(cost: LinearCost, rate: float, count: int = 2000, cv: float = 1.0) ->
     limits = Limits(num_blocks=20_000, model_context=1024, stages=cost.stages, max_waiting=count)
     latency = LatencyClass(ttft_s=TTFT_S, tpot_s=TPOT_S)
     policy = Policy(classes=(latency,), refuses_late=True)
-    noise = np.random.default_rng(1)
+    noise, now_s = np.random.default_rng(1), 0.0
 
-    def noisy(shape: object) -> tuple[float, ...]:
-        factor = math.exp(0.1 * noise.standard_normal())
-        return tuple(factor * seconds for seconds in cost(shape))  # type: ignore[arg-type]
+    def noisy(shape: StepShape) -> tuple[float, ...]:
+        nonlocal now_s
+        slower = drift * math.sin(2 * math.pi * now_s / 120)
+        factor = math.exp(0.1 * noise.standard_normal() + slower)
+        found = tuple(factor * seconds for seconds in cost(shape))
+        now_s += found[0]
+        return found
 
     return simulate(trace, [Replica(limits, noisy, policy)])
 
@@ -62,6 +69,15 @@ def test_what_is_admitted_keeps_its_objectives(cost: LinearCost, load: float) ->
     else:  # and not by refusing more than it must
         span_s = max(record.finish_s for record in done)
         assert len(kept) / span_s >= 0.65 * capacity(cost)
+
+
+def test_a_machine_that_grows_slower_runs_fewer() -> None:
+    """By 35 % within half a minute, as long as two answers."""
+    cost = COSTS["rows"]
+    records = served(cost, 2 * capacity(cost), count=4000, drift=0.3)
+    done = [record for record in records if record.state is State.FINISHED]
+    kept = [r for r in done if r.ttft_s <= TTFT_S and r.tpot_s <= TPOT_S]
+    assert len(kept) >= 0.97 * len(done)
 
 
 def test_bursts_do_not_end_in_refusing_all() -> None:

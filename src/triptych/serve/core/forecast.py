@@ -42,21 +42,21 @@ class Recent:
 
 
 class Lately:
-    """Two sums that fade together; their ratio is what counts."""
+    """Two sums that fade together; their ratio is what counts. Both are `start` at first."""
 
     def __init__(self, start: float) -> None:
-        self.found = self.expected = start
+        self._found = self._expected = start
         self._kept = 0.5 ** (1 / ANSWERS)
 
     def note(self, found: float, expected: float) -> None:
         """Takes in another one."""
-        self.found = self.found * self._kept + found
-        self.expected = self.expected * self._kept + expected
+        self._found = self._found * self._kept + found
+        self._expected = self._expected * self._kept + expected
 
     @property
     def ratio(self) -> float:
         """What was found over what was expected."""
-        return self.found / self.expected
+        return self._found / self._expected
 
 
 class Errors:

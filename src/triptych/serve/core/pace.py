@@ -6,6 +6,9 @@ import math
 
 from triptych.serve.core.price import StepTimes
 
+STEPS = 32
+"""Steps after which half of what the last ones took is forgotten: a machine's own rate changes."""
+
 _KEPT = 0.5 ** (1 / 300)  # of what steps held, from one to the next
 
 
@@ -32,7 +35,7 @@ class Pace:
         self._least = max(1, token_budget // 8)
         self.allowance = token_budget
         self._stages, self._share = stages, 1.0 - margin
-        self._times = StepTimes()
+        self._times = StepTimes(half_life=STEPS)
         self._decodes = self._prefill_tokens = 0.0  # sums that fade together
 
     def note(

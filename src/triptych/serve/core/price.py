@@ -27,13 +27,18 @@ class StepTimes:
     """The price of steps by least squares over those seen of late, none of its parts negative.
 
     A price that is given beforehand counts as much as `weight` steps. What is not known is nearly
-    free.
+    free. After `half_life` steps half of what was seen is forgotten.
     """
 
-    def __init__(self, price: StepPrice | None = None, weight: float = 20.0) -> None:
+    def __init__(
+        self,
+        price: StepPrice | None = None,
+        weight: float = 20.0,
+        half_life: float = _HALF_LIFE,
+    ) -> None:
         self._products = np.zeros((3, 3))
         self._seconds = np.zeros(3)
-        self._kept = 0.5 ** (1 / _HALF_LIFE)
+        self._kept = 0.5 ** (1 / half_life)
         self.is_known = price is not None
         self._price: StepPrice | None = price or StepPrice(*_UNKNOWN)
         if price is not None:
