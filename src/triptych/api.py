@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triptych.capture.late import captured
 from triptych.cluster.cluster import Cluster
 from triptych.cluster.text import parse_cluster
 from triptych.cost.predict import predict as price_plan
@@ -286,7 +287,7 @@ def _nothing(result: SearchResult, cluster: Cluster) -> Problem:
 
 
 def _model(model: str | Model) -> Model:
-    return load_model(model) if isinstance(model, str) else model
+    return load_model(model, capture=captured) if isinstance(model, str) else model
 
 
 def _cluster(cluster: str | Cluster) -> Cluster:

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "units": "",
     "errors": "",
     "model": "units errors",
+    "capture": "model",
     "cluster": "units errors",
     "schedule": "units errors",
     "plan": "model cluster schedule",
@@ -39,6 +40,7 @@ MAY_IMPORT = {
 }
 EVERYTHING = ("api", "cli", "__main__")
 BELOW_THE_LINE = {
+    "capture",
     "runtime",
     "checkpoint",
     "measure",
@@ -58,6 +60,7 @@ LOADS_LAZILY = ("__init__.py", "cli/")
 # An optional package has one module of ours, loaded by name from here.
 LOADS_BY_NAME = {
     "api.py",
+    "capture/late.py",
     "serve/engine/grammars.py",
     "train/entry.py",
     "train/corpus.py",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from triptych.capture.late import captured
 from triptych.cli.answer import say
 from triptych.cluster.cluster import Cluster
 from triptych.cluster.text import parse_cluster
 from triptych.model.count import parameters
+from triptych.model.load import load_model
 from triptych.model.model import Model
 from triptych.plan.workload import Workload
 from triptych.units import format_bytes, format_count
@@ -22,6 +27,17 @@ def training_workload(
         sequence_length=sequence or min(USUAL_SEQUENCE, model.max_position),
         global_batch=batch or USUAL_BATCH_PER_DEVICE * cluster.num_devices,
     )
+
+
+def read_model(text: str) -> Model:
+    """The model behind MODEL; says so when it has to be read off its module first."""
+    return load_model(text, capture=_captured)
+
+
+def _captured(config: Mapping[str, Any], name: str) -> Model:
+    family = config.get("model_type")
+    say(f"model_type {family!r} is not described here: reading its graph off transformers ...")
+    return captured(config, name)
 
 
 def read_cluster_option(text: str) -> Cluster:
@@ -43,6 +59,8 @@ def headline(model: Model, cluster: Cluster, workload: Workload) -> tuple[str, d
         f"cluster   {cluster.name}: {devices}",
         f"step      {workload.global_batch} sequences of {workload.sequence_length} tokens",
     ]
+    if model.ends:
+        lines.append("graph     read off transformers' module: the family is not described here")
     lines += [f"unreliable: {reason}" for reason in model.unreliable]
     document: dict[str, object] = {
         "model": model.name,

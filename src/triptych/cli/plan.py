@@ -19,7 +19,7 @@ from triptych.cli.exchange import (
     with_export,
     with_present,
 )
-from triptych.cli.inputs import headline, read_cluster_option, training_workload
+from triptych.cli.inputs import headline, read_cluster_option, read_model, training_workload
 from triptych.cli.options import (
     BatchOption,
     ClusterOption,
@@ -35,7 +35,6 @@ from triptych.cost.ranks import memory_by_rank_gib
 from triptych.cost.uncertainty import MEMORY_SPARE
 from triptych.errors import InputError, Problem
 from triptych.export.target import Subject
-from triptych.model.load import load_model
 from triptych.plan.plan import Plan
 from triptych.plan.toml import plan_toml
 from triptych.plan.workload import Workload
@@ -118,7 +117,7 @@ def command(
     part = MEMORY_SPARE if spare is None else spare / 100
     settings, grid, prices = _read_words(fix or (), sweep or (), objective, price)
     check_export(export, export_to)
-    shape = load_model(model)
+    shape = read_model(model)
     where = read_cluster_option(cluster)
     goal = Objective(name=objective, price=price_of(prices, where))
     if grid:

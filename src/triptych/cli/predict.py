@@ -8,7 +8,7 @@ import typer
 
 from triptych.cli.answer import Answer
 from triptych.cli.exchange import ExportOption, ExportToOption, check_export, with_export
-from triptych.cli.inputs import headline, read_cluster_option, training_workload
+from triptych.cli.inputs import headline, read_cluster_option, read_model, training_workload
 from triptych.cli.options import (
     BatchOption,
     ClusterOption,
@@ -18,7 +18,6 @@ from triptych.cli.options import (
 )
 from triptych.cost.predict import predict as price
 from triptych.export.target import Subject
-from triptych.model.load import load_model
 from triptych.plan.rules import require_legal
 from triptych.plan.toml import load_plan
 from triptych.report.terminal import prediction_text
@@ -41,7 +40,7 @@ def command(
 ) -> Answer:
     """Price one plan: step time, memory and traffic, each split into its terms."""
     check_export(export, export_to)
-    shape = load_model(model)
+    shape = read_model(model)
     where = read_cluster_option(cluster)
     chosen = load_plan(plan, shape, where)
     workload = training_workload(shape, where, seq, batch)

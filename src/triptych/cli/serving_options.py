@@ -11,14 +11,13 @@ from typing import Annotated, Any, Concatenate
 import typer
 
 from triptych.cli.answer import Answer
-from triptych.cli.inputs import read_cluster_option
+from triptych.cli.inputs import read_cluster_option, read_model
 from triptych.cli.options import ClusterOption, ModelArgument
 from triptych.cluster.cluster import Cluster
 from triptych.cost.serving.engine import Engine
 from triptych.cost.serving.engines import BY_NAME, engine_named
 from triptych.errors import InputError, Problem
 from triptych.model.count import parameters
-from triptych.model.load import load_model
 from triptych.model.model import Model
 from triptych.plan.serving import ServingWorkload
 from triptych.units import format_bytes, format_count
@@ -69,7 +68,7 @@ def asked(
     engine: EngineOption = "triptych",
 ) -> Asked:
     """What these options say. Raises InputError with everything that is wrong with them."""
-    shape, where = load_model(model), read_cluster_option(cluster)
+    shape, where = read_model(model), read_cluster_option(cluster)
     return Asked(
         source=model,
         model=shape,

@@ -15,7 +15,7 @@ from triptych.cost.setting import Setting
 from triptych.cost.shard import LocalOperator
 from triptych.cost.site import Site
 from triptych.model.model import Block, Mlp, Model
-from triptych.model.operators import Operator
+from triptych.model.operator import Operator
 from triptych.plan.plain import is_plain
 
 
@@ -68,7 +68,7 @@ def _unneeded(model: Model, block: Block, local: tuple[LocalOperator, ...]) -> i
     if not _ends_in_sum(model, block) or not isinstance(block.mlp, Mlp):
         return 0  # the weighted sum over a token's experts keeps what they made
     names = [op.operator.name for op in local]
-    return len(names) - names.index("mlp_down")
+    return len(names) - names.index("mlp_down") if "mlp_down" in names else 0
 
 
 # --- memory ------------------------------------------------------------------------------------

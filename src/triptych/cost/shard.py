@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from triptych.model.model import Attention, Block, Experts, Mlp, Model
-from triptych.model.operators import Operator
+from triptych.model.operator import Operator
 
 ATTENTION_PRODUCTS = frozenset({"qkv", "q", "q_up", "kv_up", "out"})
 

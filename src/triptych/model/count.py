@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from triptych.model.model import Block, Model
-from triptych.model.operators import (
-    Operator,
-    block_operators,
-    embedding_operators,
-    head_operators,
-)
+from triptych.model.operator import Operator
+from triptych.model.operators import block_operators, embedding_operators, head_operators
 
 
 def parameters(model: Model) -> int:

@@ -43,11 +43,16 @@ FAMILIES: Mapping[str, Callable[[ConfigKeys], Model]] = {
 }
 
 
-def from_config(config: Mapping[str, Any], name: str) -> Model:
+Capture = Callable[[Mapping[str, Any], str], Model]
+"""Reads a model of any family off its module; raises ModelError with the reason if it cannot."""
+
+
+def from_config(config: Mapping[str, Any], name: str, capture: Capture | None = None) -> Model:
     """The model that a `config.json` describes.
 
-    Families in `FAMILIES` are counted exactly; any other is counted as a Llama would be, with the
-    reasons in `unreliable`. Of a multimodal model the language part (`text_config`) is counted.
+    Families in `FAMILIES` are counted exactly; any other is what `capture` reads off its module.
+    Where there is none, or it fails, it is counted as a Llama would be, with the reasons in
+    `unreliable`. Of a multimodal model the language part (`text_config`) is counted.
 
     Raises ModelError that names every missing key and every wrong value at once.
     """
@@ -55,9 +60,22 @@ def from_config(config: Mapping[str, Any], name: str) -> Model:
     keys = ConfigKeys(text, name)
     if config.get("is_encoder_decoder") is True:
         raise ModelError(_encoder_problem(config, name))
-    model = FAMILIES.get(str(text.get("model_type")), unknown)(keys)
+    described = FAMILIES.get(str(text.get("model_type")))
+    model = described(keys) if described else _other(keys, capture)
     keys.finish()
     return replace(model, unreliable=(*model.unreliable, *_doubts(config)))
+
+
+def _other(keys: ConfigKeys, capture: Capture | None) -> Model:
+    """A model of a family that is not described here."""
+    if capture is None or not keys.config.get("model_type"):
+        return unknown(keys)
+    try:
+        return capture(keys.config, keys.name)
+    except ModelError as error:
+        model = unknown(keys)
+        reason = f"its graph cannot be read: {error.problems[0].what}"
+        return replace(model, unreliable=(*model.unreliable, reason))
 
 
 def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

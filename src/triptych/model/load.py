@@ -10,14 +10,16 @@ from typing import Any
 
 from triptych.errors import ModelError, Problem, nearest
 from triptych.model.catalogue import from_row, rows
-from triptych.model.hf import from_config
+from triptych.model.hf import Capture, from_config
 from triptych.model.model import Model
 
 CONFIG = "config.json"
 
 
-def load_model(text: str, environ: Mapping[str, str] = os.environ) -> Model:
-    """The model that `text` names.
+def load_model(
+    text: str, environ: Mapping[str, str] = os.environ, capture: Capture | None = None
+) -> Model:
+    """The model that `text` names; `capture` reads families that are not described here.
 
     Tried in this order: a file, a directory with a `config.json`, the catalogue (case does not
     matter; of a hub id `org/name` the last part), the local hub cache. Nothing is downloaded.
@@ -26,16 +28,17 @@ def load_model(text: str, environ: Mapping[str, str] = os.environ) -> Model:
     """
     path = Path(text).expanduser()
     if path.is_file():
-        return _read(path, path.resolve().parent.name if path.name == CONFIG else path.stem)
+        name = path.resolve().parent.name if path.name == CONFIG else path.stem
+        return _read(path, name, capture)
     if (path / CONFIG).is_file():
-        return _read(path / CONFIG, path.resolve().name)
+        return _read(path / CONFIG, path.resolve().name, capture)
     known = rows()
-    name = _match(text, known)
-    if name is not None:
-        return from_row(known[name])
+    match = _match(text, known)
+    if match is not None:
+        return from_row(known[match])
     cached = cached_config(text, hub_cache(environ))
     if cached is not None:
-        return _read(cached, text.rsplit("/", 1)[-1])
+        return _read(cached, text.rsplit("/", 1)[-1], capture)
     raise ModelError(_unknown(text, path, known, hub_cache(environ)))
 
 
@@ -68,8 +71,8 @@ def _match(text: str, names: Iterable[str]) -> str | None:
     return by_lower.get(text.lower()) or by_lower.get(text.rsplit("/", 1)[-1].lower())
 
 
-def _read(path: Path, name: str) -> Model:
-    return from_config(_read_json(path), name)
+def _read(path: Path, name: str, capture: Capture | None) -> Model:
+    return from_config(_read_json(path), name, capture)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

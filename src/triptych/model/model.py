@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from triptych.model.operator import Captured, Ends
+
 HeadNorm = Literal["shared", "per head", "joint", "unweighted"]
 """A norm of each head with weights that all share (Qwen 3), of its own (Cohere) or without any
 (Llama 4), or one norm over all heads together (OLMo 2)."""
@@ -91,6 +93,7 @@ class Block:
     norms: int = 2  # norms of `hidden` elements in the layer
     norm_bias: bool = False  # LayerNorm rather than RMSNorm
     output_norms: bool = False  # two norms stand behind the branches, not before (OLMo 2)
+    captured: Captured | None = None  # read off a module: what counts instead of what is above
 
     @property
     def ends_in_norm(self) -> bool:
@@ -118,6 +121,7 @@ class Model:
     final_norm_bias: bool = False
     embedding_norm: bool = False
     dropout: bool = False  # both residual branches end in dropout: one mask byte an element
+    ends: Ends | None = None  # read off modules: what counts instead of what is above
     unreliable: tuple[str, ...] = ()
 
     @property

@@ -4,15 +4,6 @@ Everything is counted per token of one sequence, in elements; the cost model tur
 bytes and seconds. One list serves every count: parameters are the sum of `parameters`, FLOPs the
 sum of `forward_flops`, activation memory the sum of `saved`, so the three can never disagree.
 
-What a tensor-parallel group of `t` ranks divides is said by `split`:
-
-    none      nothing: every rank holds and computes all of it (router, latent down-projections)
-    column    weight columns, hence the output features, by t
-    row       weight rows, hence the input features, by t
-    heads     attention heads by t (key/value heads at most down to one head a rank)
-    vocab     rows of the vocabulary by t
-    sequence  tokens, and only with sequence parallelism; weights are replicated
-
 An operator keeps (`saved`) the tensor that it *produces*, so that the input of a column-parallel
 product, which is whole on every rank unless sequence parallelism divides it, is kept by the norm
 in front. Bytes of a Llama layer (no dropout, flash attention): sb(8h + 4q + 4k + 6f) + 4asb, with
@@ -22,94 +13,14 @@ width, a the query heads. GPT with dropout masks: 34sbh (Korthikanti et al. 2022
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from triptych.model.model import Attention, Block, Experts, HeadNorm, Latent, Mlp, Model
-
-Kind = Literal["gemm", "attention", "memory"]
-Split = Literal["none", "column", "row", "heads", "vocab", "sequence"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """One operator, per token. Fields that do not apply to its kind are zero.
-
-    A gemm multiplies a row of `k` by a `k` x `n` weight; `weight_elements` are weight and bias of
-    one copy. Routed experts are one gemm of which a token visits `tokens_factor` (top-k) of
-    `copies` (experts). `elements` (moved by the forward pass, reads and writes, for memory-bound
-    operators) and `saved` (kept for the backward pass, in 16-bit elements: a fp32 value counts
-    two, a byte of dropout mask a half) already contain `tokens_factor`.
-    """
-
-    name: str
-    kind: Kind
-    split: Split = "none"
-    k: int = 0
-    n: int = 0
-    weight_elements: int = 0
-    tokens_factor: int = 1
-    copies: int = 1
-    heads: int = 0
-    kv_heads: int = 0
-    head_dim: int = 0  # of queries and keys
-    value_dim: int = 0  # of values
-    window: int | None = None
-    chunk: int | None = None
-    softcapped: bool = False
-    dropout: bool = False  # of attention weights
-    elements: float = 0.0
-    saved: float = 0.0
-
-    @property
-    def is_written_out(self) -> bool:
-        """True for attention that no fused kernel does: its scores exist as matrices."""
-        return self.softcapped or self.dropout
-
-    @property
-    def parameters(self) -> int:
-        """Trainable elements, all copies together."""
-        return self.weight_elements * self.copies
-
-    @property
-    def active_parameters(self) -> int:
-        """Trainable elements that one token uses."""
-        return self.weight_elements * min(self.tokens_factor, self.copies)
-
-    def forward_flops(self, sequence_length: int, causal: bool = True) -> float:
-        """Forward FLOPs per token: 2kn of a gemm, 2 x context x head width of each attention half.
-
-        Source: Narayanan et al. 2021 (PTD-P), appendix; `causal` counts the lower triangle only.
-        """
-        if self.kind == "gemm":
-            return 2.0 * self.k * self.n * self.tokens_factor
-        if self.kind == "attention":
-            context = self.average_context(sequence_length, causal)
-            return 2.0 * self.heads * (self.head_dim + self.value_dim) * context
-        return 0.0
-
-    def average_context(self, sequence_length: int, causal: bool = True) -> float:
-        """Tokens that a query attends to, averaged over the sequence; chunks are sequences."""
-        chunk = min(self.chunk or sequence_length, sequence_length)
-        count, rest = divmod(sequence_length, chunk)
-        seen = count * chunk * average_context(chunk, self.window, causal)
-        seen += rest * average_context(rest, self.window, causal) if rest else 0.0
-        return seen / sequence_length
-
-
-def average_context(sequence_length: int, window: int | None, causal: bool) -> float:
-    """Tokens that a query attends to, averaged over the sequence (a triangle counts s/2).
-
-    With a window w < s the triangle is cut at w: w - w^2 / (2s).
-    """
-    reach = min(window or sequence_length, sequence_length)
-    if not causal:
-        return float(reach)
-    return reach - reach * reach / (2.0 * sequence_length)
+from triptych.model.operator import Operator, Split
 
 
 def block_operators(model: Model, block: Block) -> tuple[Operator, ...]:
     """The operators of one layer in the order of the forward pass."""
+    if block.captured:
+        return block.captured.operators
     hidden, with_bias = model.hidden, block.norm_bias
     first = () if block.output_norms else (_norm("attention_norm", hidden, with_bias),)
     has_second = block.norms >= 2 and not block.output_norms
@@ -126,6 +37,8 @@ def block_operators(model: Model, block: Block) -> tuple[Operator, ...]:
 
 def embedding_operators(model: Model) -> tuple[Operator, ...]:
     """Token lookup, learned positions and embedding norm, where the model has them."""
+    if model.ends:
+        return model.ends.embedding
     hidden = model.hidden
     operators = [
         Operator(
@@ -160,6 +73,8 @@ def head_operators(model: Model) -> tuple[Operator, ...]:
     The product lists its weight even when it is tied to the embedding: a stage that holds the head
     reads it, and holds it too unless the embedding is on the same stage.
     """
+    if model.ends:
+        return model.ends.head
     hidden, vocab = model.hidden, model.vocab
     product = Operator(
         name="head", kind="gemm", split="vocab", k=hidden, n=vocab, weight_elements=hidden * vocab

@@ -21,8 +21,8 @@ from triptych.model.count import (
     training_flops_per_token,
 )
 from triptych.model.model import Attention, Block, Experts, Mlp, Model
+from triptych.model.operator import average_context
 from triptych.model.operators import (
-    average_context,
     block_operators,
     embedding_operators,
     head_operators,

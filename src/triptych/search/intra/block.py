@@ -22,7 +22,8 @@ from triptych.cost.software import Footprint
 from triptych.cost.storage import Storage
 from triptych.cost.sync import OVERLAP
 from triptych.model.model import Block, Experts
-from triptych.model.operators import Operator, block_operators
+from triptych.model.operator import Operator
+from triptych.model.operators import block_operators
 from triptych.plan.nearby import splits_heads
 from triptych.search.intra.convert import conversion_s
 from triptych.search.intra.ilp import Array, Edge, Graph
@@ -66,7 +67,8 @@ class Layer:
 
     @property
     def _flows(self) -> list[tuple[int, int]]:
-        return flows(self.operators)
+        captured = self.block.captured
+        return list(captured.flows) if captured else flows(self.operators)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from triptych.model.operators import Operator, Split
+from triptych.model.operator import Operator, Split
 
 Divides = Literal["", "rows", "positions", "column", "row", "heads"]
 

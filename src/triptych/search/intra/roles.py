@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych.model.operators import Operator
+from triptych.model.operator import Operator
 from triptych.plan.plan import Plan, Stage
 from triptych.search.intra.block import Layer
 from triptych.search.intra.found import Axis

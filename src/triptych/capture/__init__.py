@@ -1,0 +1,1 @@
+"""A model read off its Hugging Face module: no weights, no downloads, tensors without memory."""
