@@ -51,9 +51,14 @@ class Pace:
         self._decodes = self._decodes * _KEPT + num_decodes
         self._prefill_tokens = self._prefill_tokens * _KEPT + prefill_tokens
 
+    @property
+    def is_known(self) -> bool:
+        """Whether sequences with an objective have run."""
+        return self._decodes > 0
+
     def most(self, objective_s: float) -> float:
         """How many sequences keep an objective at once; infinite if not even one would."""
-        if math.isinf(objective_s) or not self._decodes:
+        if math.isinf(objective_s) or not self.is_known:
             return math.inf
         each_s, room_s = self._each_s, objective_s * self._share - self._times.price.fixed_s
         each = math.floor(room_s / each_s + 1e-9) if each_s else math.inf
@@ -61,7 +66,7 @@ class Pace:
 
     def token_s(self, num_running: int) -> float:
         """Seconds from token to token while so many run; 0 if nothing is known."""
-        if not self._decodes:
+        if not self.is_known:
             return 0.0
         return self._times.price.fixed_s + num_running / self._stages * self._each_s
 

@@ -64,6 +64,8 @@ class StepPlanner:
 
         It is not held back for those of lower priority, nor if nobody runs.
         """
+        if not self.pace.is_known:
+            return self.limits.max_running
         running = (*self.book.decoding, *self.book.prefilling)
         if not running or any(other.priority > head.priority for other in running):
             return self.limits.max_running
@@ -179,13 +181,13 @@ class StepPlanner:
         """Starts a waiting sequence if it fits; asks again only after somebody has left."""
         if not self._ready(head, draft):
             return False
-        if self.book.num_running + 1 + head.num_forks > self.most_running(head):
-            draft.is_saturated = True
-            return False
         state = (head, self.book.num_departures, self.book.pool.num_returns)
         hits = self.book.fitting(head) if state != self._blocked else None
         if hits is None:
             self._blocked, draft.is_saturated = state, True
+            return False
+        if self.book.num_running + 1 + head.num_forks > self.most_running(head):
+            draft.is_saturated = True
             return False
         draft.started.append(self.book.start(head, hits))
         return True
