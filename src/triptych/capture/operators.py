@@ -14,7 +14,7 @@ from typing import NamedTuple
 from triptych.capture.graph import ENTRY, SUMS, Group, Grouped, product_shapes
 from triptych.capture.trace import Attended
 from triptych.errors import ModelError
-from triptych.model.operator import Operator, Split
+from triptych.model.operator import Operator, Split, attention_operator
 
 ELEMENTWISE = frozenset(
     [
@@ -158,21 +158,15 @@ class Reader:
 
     def _attention(self, group: Group) -> Operator:
         core = self.attended
-        heads, kv_heads = core.heads, core.kv_heads
-        width = core.head_dim + core.value_dim
-        return Operator(
-            name="attention",
-            kind="attention",
-            split="heads",
+        return attention_operator(
             weight_elements=group.parameters,
-            heads=heads,
-            kv_heads=kv_heads,
+            heads=core.heads,
+            kv_heads=core.kv_heads,
             head_dim=core.head_dim,
             value_dim=core.value_dim,
             window=core.window,
             softcapped=core.softcapped,
             dropout=core.dropout,
-            saved=float((heads + kv_heads) * width + 2 * heads),
         )
 
     def _product(self, number: int, group: Group) -> Operator:

@@ -13,7 +13,7 @@ What a tensor-parallel group of `t` ranks divides is said by `split`:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["gemm", "attention", "memory"]
 Split = Literal["none", "column", "row", "heads", "vocab", "sequence"]
@@ -94,6 +94,20 @@ def average_context(sequence_length: int, window: int | None, causal: bool) -> f
     if not causal:
         return float(reach)
     return reach - reach * reach / (2.0 * sequence_length)
+
+
+def attention_operator(*, heads: int, kv_heads: int, **fields: Any) -> Operator:
+    """A fused attention kernel: it keeps queries, keys, values, what it made, and statistics."""
+    width = fields["head_dim"] + fields["value_dim"]
+    return Operator(
+        name="attention",
+        kind="attention",
+        split="heads",
+        heads=heads,
+        kv_heads=kv_heads,
+        saved=float((heads + kv_heads) * width + 2 * heads),
+        **fields,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ width, a the query heads. GPT with dropout masks: 34sbh (Korthikanti et al. 2022
 from __future__ import annotations
 
 from triptych.model.model import Attention, Block, Experts, HeadNorm, Latent, Mlp, Model
-from triptych.model.operator import Operator, Split
+from triptych.model.operator import Operator, Split, attention_operator
 
 
 def block_operators(model: Model, block: Block) -> tuple[Operator, ...]:
@@ -138,10 +138,7 @@ def _core(attention: Attention, *, head_dim: int, value_dim: int) -> Operator:
     """Flash attention: keeps queries, keys, values, its output and the fp32 log-sum-exp."""
     heads = attention.query_heads
     kv_heads = heads if attention.latent else attention.kv_heads
-    return Operator(
-        name="attention",
-        kind="attention",
-        split="heads",
+    return attention_operator(
         weight_elements=heads if attention.sinks else 0,
         heads=heads,
         kv_heads=kv_heads,
@@ -151,7 +148,6 @@ def _core(attention: Attention, *, head_dim: int, value_dim: int) -> Operator:
         chunk=attention.chunk,
         softcapped=attention.softcapped,
         dropout=attention.dropout,
-        saved=float((heads + kv_heads) * (head_dim + value_dim) + 2 * heads),
     )
 
 
