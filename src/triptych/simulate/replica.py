@@ -124,6 +124,7 @@ class Replica:
     ) -> None:
         self.scheduler = Scheduler(limits, policy, allowance)
         self.cost = cost
+        self.next_s = math.inf  # when its next step completes; infinite if it is idle
         self.busy_s = 0.0  # of the first stage
         self.num_steps = 0
         self.line = line or Line(limits.stages)
@@ -133,11 +134,6 @@ class Replica:
         self._ends_s = deque([0.0] * limits.stages, maxlen=limits.stages)  # of the last steps
         self._running: deque[tuple[float, float, Step]] = deque()  # when it ends, when it began
         self._records: dict[int, Record] = {}
-
-    @property
-    def next_s(self) -> float:
-        """When its next step completes; infinite if it is idle."""
-        return self._running[0][0] if self._running else math.inf
 
     def submit(self, request: Request, output_tokens: int, now_s: float) -> Record:
         """Hands a request (`n` is 1) to the scheduler; its answer ends after `output_tokens`."""
@@ -157,6 +153,7 @@ class Replica:
     def complete(self) -> None:
         """Completes its oldest step, at `next_s`."""
         now_s, began_s, step = self._running.popleft()
+        self.next_s = self._running[0][0] if self._running else math.inf
         samplers = self.scheduler.flights[0].samplers
         records, stopped = self._records, set()
         for position, sequence in enumerate(samplers):
@@ -197,6 +194,7 @@ class Replica:
         self.num_steps += 1
         self._ends_s.append(at_s)
         self._running.append((at_s, began_s, planned.step))
+        self.next_s = self._running[0][0]
 
     def _shape(self, step: Step) -> StepShape:
         num_decodes = len(step.decodes)
