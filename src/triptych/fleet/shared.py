@@ -132,8 +132,8 @@ class SharedFleet:
                 number,
                 terms,
                 StepTimes(seat.price),
-                limits.token_budget,
-                limits.max_running,
+                limits,
+                replica.scheduler.most_running,
                 self._overhead_s,
             )
             self._index[self.router.add(place)] = len(self.replicas)

@@ -20,8 +20,8 @@ _next_s = attrgetter("next_s")
 
 def least_loaded(request: Request, replicas: Sequence[Replica]) -> int:
     """The replica with the fewest requests waiting and running; of several, the first."""
-    loads = [replica.scheduler.load for replica in replicas]
-    return min(range(len(loads)), key=lambda i: loads[i].num_waiting + loads[i].num_running)
+    books = [replica.scheduler.book for replica in replicas]
+    return min(range(len(books)), key=lambda i: len(books[i].waiting) + books[i].num_running)
 
 
 def simulate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ LIMITS = Limits(num_blocks=4000, model_context=4096, max_running=64, token_budge
 
 
 def place_of(model: str, group: int, terms: Terms | None = None) -> Place:
-    return Place(model, group, terms or Terms(), StepTimes(PRICE), LIMITS.token_budget)
+    return Place(model, group, terms or Terms(), StepTimes(PRICE), LIMITS)
 
 
 def routed(router: Router, model: str, prompt: int, output: int, now_s: float = 0.0) -> Ticket:
@@ -40,12 +41,15 @@ def trace_of(rate: float, models: int, seconds: float = 20.0, cv: float = 3.0) -
 
 
 def fleet_of(
-    groups: list[tuple[int, ...]], terms: dict[int, Terms], **options: object
+    groups: list[tuple[int, ...]],
+    terms: dict[int, Terms],
+    limits: Limits = LIMITS,
+    **options: object,
 ) -> SharedFleet:
     seats = [
         SharedGroup(
             seats=tuple(
-                Seat(model=m, cost=RowCost(PRICE), limits=LIMITS, price=PRICE) for m in models
+                Seat(model=m, cost=RowCost(PRICE), limits=limits, price=PRICE) for m in models
             )
         )
         for models in groups
@@ -81,6 +85,33 @@ def test_what_is_foreseen_behind_others_is_what_the_simulator_does() -> None:
     # The first ones cannot know who comes behind them and shares their steps; the last one does.
     assert foreseen[-1].answer_s == pytest.approx(records[-1].finish_s, rel=0.1)
     assert all(f.answer_s <= r.finish_s * 1.1 for f, r in zip(foreseen, records, strict=True))
+
+
+def test_a_request_waits_until_those_in_front_leave_memory_for_it() -> None:
+    few = replace(LIMITS, num_blocks=20)
+    router = Router()
+    router.add(Place("0", 0, Terms(), StepTimes(PRICE), few))
+    sizes = [(200, 50), (100, 10)]
+    foreseen = [routed(router, "0", *size).foreseen for size in sizes]
+    trace = make(np.zeros(2), lambda *_: (np.array([200, 100]), np.array([50, 10])),
+                 np.random.default_rng(0))  # fmt: skip
+    records = fleet_of([(0,)], {0: Terms()}, few).run(trace)
+    assert records[1].first_token_s > records[0].finish_s
+    assert foreseen[1].ttft_s == pytest.approx(records[1].ttft_s, rel=0.05)
+
+
+@pytest.mark.parametrize(("num_blocks", "least"), [(4000, 0.95), (30, 0.85)])
+@pytest.mark.parametrize("rate", [60.0, 120.0])
+def test_what_is_admitted_under_overload_keeps_its_objectives(
+    rate: float, num_blocks: int, least: float
+) -> None:
+    """With a TPOT objective fewer run than there are slots; in a small memory fewer still."""
+    limits, terms = replace(LIMITS, num_blocks=num_blocks), {0: Terms(ttft_s=1.0, tpot_s=0.03)}
+    fleet = fleet_of([(0,)], terms, limits)
+    records = fleet.run(trace_of(rate, 1, cv=1.0))
+    admitted = [record for record in records if record.state is not State.REFUSED]
+    assert len(admitted) < 0.9 * len(records)
+    assert np.mean([fleet.met(record) for record in admitted]) > least
 
 
 def test_another_model_takes_its_share_and_no_more_than_it_has() -> None:

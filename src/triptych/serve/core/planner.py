@@ -59,7 +59,7 @@ class StepPlanner:
         self._decode(draft)
         self._prefill(draft)
 
-    def most_running(self, head: Sequence) -> float:
+    def most_running(self, head: Sequence | None = None) -> float:
         """How many may run with a sequence that waits, so that all keep their TPOT objectives.
 
         It is not held back for those of lower priority, nor if nobody runs.
@@ -67,9 +67,9 @@ class StepPlanner:
         if not self.pace.is_known:
             return self.limits.max_running
         running = (*self.book.decoding, *self.book.prefilling)
-        if not running or any(other.priority > head.priority for other in running):
+        if not running or (head and any(s.priority > head.priority for s in running)):
             return self.limits.max_running
-        tightest_s = min(head.tpot_s, *(other.tpot_s for other in running))
+        tightest_s = min(s.tpot_s for s in (*running, *((head,) if head else ())))
         return min(self.limits.max_running, self.pace.most(tightest_s))
 
     def _make_room(self, draft: Draft) -> None:

@@ -66,6 +66,12 @@ class Load(NamedTuple):
     num_free_blocks: int  # those with reusable content included
     num_preemptions: int  # since it was made
     num_reused_tokens: int  # prompt tokens found in the cache, since it was made
+    most_running: float  # sequences at once, so that those which run keep their TPOT objectives
+
+    @classmethod
+    def idle(cls, limits: Limits) -> Load:
+        """Of a scheduler that has seen nothing."""
+        return cls(0, 0, 0, limits.num_blocks, 0, 0, limits.max_running)
 
 
 class Scheduler:
@@ -199,7 +205,12 @@ class Scheduler:
             book.pool.num_free,
             book.num_preemptions,
             book.num_reused_tokens,
+            self.most_running(),
         )
+
+    def most_running(self) -> float:
+        """How many sequences may run at once, so that those which do keep their TPOT objectives."""
+        return self._planner.most_running()
 
     def predicted_wait_s(self, request: Request, now_s: float) -> float:
         """Seconds until the first token of a request that arrives now.

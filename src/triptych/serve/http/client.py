@@ -76,7 +76,7 @@ class GroupClient:
         why_closed: Callable[[], TriptychError] = lambda: RunError("the engine has ended"),
     ) -> None:
         self.limits = dict(limits)
-        self.loads = {name: Load(0, 0, 0, each.num_blocks, 0, 0) for name, each in limits.items()}
+        self.loads = {name: Load.idle(each) for name, each in limits.items()}
         self.failure: TriptychError | None = None
         self._pipe = pipe
         self._listener, self._why_closed = listener, why_closed

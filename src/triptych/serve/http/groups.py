@@ -268,15 +268,15 @@ class Groups:
 
     def _add_place(self, group: Group, model: str) -> None:
         assert group.client is not None
-        limits = group.client.limits[model]
-        group.client.loads.setdefault(model, Load(0, 0, 0, limits.num_blocks, 0, 0))
+        client, limits = group.client, group.client.limits[model]
+        client.loads.setdefault(model, Load.idle(limits))
         place = Place(
             model,
             group.number,
             self.hosting.models[model].terms,
             self._times_of(group, model),
-            limits.token_budget,
-            limits.max_running,
+            limits,
+            lambda: client.loads[model].most_running,
         )
         group.places[model] = self.router.add(place)
 
