@@ -18,7 +18,7 @@ from triptych.cluster.measured import slower
 from triptych.measure.watch import Watch
 from triptych.runtime.comm import Communicator, Counters
 
-REPEATS, CALLS = 3, 4
+REPEATS, CALLS, MESSAGES = 3, 4, 12
 PRODUCT = (256, 512, 1024)  # rows, inner dimension, columns
 MOVED = 1 << 20  # elements of each of three tensors
 MESSAGE_BYTES = 1 << 20
@@ -33,7 +33,7 @@ class Pace(NamedTuple):
 
 
 def pace(watch: Watch, message_bytes: int = MESSAGE_BYTES) -> Pace:
-    """The pace of the ranks at the moment, means over them; collective, a tenth of a second."""
+    """The pace of the ranks at the moment, means over them; collective, tenths of a second."""
     rows, inner, columns = PRODUCT
     x = torch.ones(rows, inner, device=watch.device)
     weight, out = torch.ones(columns, inner, device=watch.device), torch.empty(rows, columns)
@@ -43,12 +43,20 @@ def pace(watch: Watch, message_bytes: int = MESSAGE_BYTES) -> Pace:
     group = dist.group.WORLD if world > 1 else None
     comm = Communicator("drift", range(world), watch.place.rank, group, Counters())
     whole = torch.zeros(world, message_bytes // 4 // world, device=watch.device)
-    calls = (
-        lambda: torch.mm(x, weight.T, out=out),
-        lambda: torch.mul(one, other, out=moved),
-        lambda: comm.all_gather(whole[comm.index], whole.view(-1)),
-    )
-    found = [[watch.seconds(call, CALLS) for call in calls] for _ in range(REPEATS)]
+
+    def product() -> None:
+        torch.mm(x, weight.T, out=out)
+
+    def once() -> tuple[float, ...]:
+        return (
+            watch.seconds(product, CALLS),
+            watch.seconds(lambda: torch.mul(one, other, out=moved), CALLS),
+            watch.seconds(
+                lambda: comm.all_gather(whole[comm.index], whole.view(-1)), MESSAGES, product
+            ),
+        )
+
+    found = [once() for _ in range(REPEATS)]
     medians = [[statistics.median(values) for values in zip(*found, strict=True)]]
     (merged,) = watch.of_all(medians, statistics.fmean)
     return Pace(*merged)

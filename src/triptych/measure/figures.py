@@ -19,7 +19,7 @@ from triptych.measure.kernels import (
     products,
     read,
 )
-from triptych.measure.messages import group_sizes, messages
+from triptych.measure.messages import group_sizes, mean_of_members, messages
 from triptych.measure.watch import Place, Watch
 from triptych.runtime.precision import torch_dtype
 
@@ -63,7 +63,7 @@ def link_figures(place: Place) -> list[Figure]:
                 Figure(
                     name=f"{words} {name}",
                     run=partial(messages, name=name, between_nodes=between),
-                    merge=max,  # all wait for the last
+                    merge=mean_of_members,
                 )
                 for name in OPERATIONS
             ]

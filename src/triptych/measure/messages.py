@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -17,8 +18,23 @@ CUDA_SIZES = (*SIZES, 1 << 26, 1 << 28)
 CALLS_BYTES = 8 << 20  # so many bytes, in so many calls at most, tell the time of a size
 MOST_CALLS, LEAST_CALLS = 20, 2
 
+WORK = (128, 512, 1024)
+"""Rows, inner dimension, columns of a product between two messages: milliseconds of a core."""
+
+LEFT_OVER_S = 1e-9
+"""What a rank that is in no group of a size says."""
+
 TOO_LONG_S = 0.3
 """A size that takes longer is the last one: what is longer takes as much longer."""
+
+
+def mean_of_members(seconds: Sequence[float]) -> float:
+    """The mean over ranks, without those that no group has.
+
+    A rank's time has its wait for the others in it. Mean work and mean message together are so as
+    long as all ranks take for both.
+    """
+    return statistics.fmean([s for s in seconds if s != LEFT_OVER_S] or [LEFT_OVER_S])
 
 
 def group_sizes(place: Place, between_nodes: bool) -> list[int]:
@@ -83,11 +99,19 @@ def _seconds(watch: Watch, comm: Communicator | None, name: str, point: Row) -> 
     count = max(LEAST_CALLS, min(MOST_CALLS, CALLS_BYTES // size))
     if comm is None:
         watch.together()
-        return [1e-9]
+        return [LEFT_OVER_S]
     elements = max(1, size // 4 // ranks)
     call = _call(comm, name, torch.zeros(ranks * elements, device=watch.device))
-    seconds = watch.seconds(call, count)
+    seconds = watch.seconds(call, count, _work(watch.device))
     return [seconds / 2.0 if name == "send" else seconds]
+
+
+def _work(device: torch.device) -> Callable[[], object]:
+    """What ranks do between two messages of a step: they do not end it at the same moment."""
+    rows, inner, columns = WORK
+    x, weight = torch.ones(rows, inner, device=device), torch.ones(columns, inner, device=device)
+    out = torch.empty(rows, columns, device=device)
+    return lambda: torch.mm(x, weight.T, out=out)
 
 
 def _call(comm: Communicator, name: str, whole: torch.Tensor) -> Callable[[], object]:

@@ -58,16 +58,26 @@ class Watch:
         if self.place.world > 1:
             dist.barrier()
 
-    def seconds(self, call: Callable[[], object], count: int = 0) -> float:
-        """Median seconds of `count` calls; of as many as take `LEAST_S` without one."""
+    def seconds(
+        self,
+        call: Callable[[], object],
+        count: int = 0,
+        before: Callable[[], object] = lambda: None,
+    ) -> float:
+        """Mean seconds of `count` calls; of as many as take `LEAST_S` without one.
+
+        A step is a sum of calls, those that the machine holds up included: so it is their mean that
+        counts. `before` runs before each call and is not counted.
+        """
         call()
         self.together()
         found: list[float] = []
         while len(found) < count or (not count and sum(found) < LEAST_S):
+            before()
             start_s = self.now_s()
             call()
             found.append(self.now_s() - start_s)
-        return statistics.median(found)
+        return statistics.fmean(found)
 
     def largest(self, value: float) -> float:
         """The largest of the ranks' values."""

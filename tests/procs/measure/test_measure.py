@@ -128,3 +128,25 @@ def test_groups_of_a_size_cover_all_ranks_within_nodes_and_across() -> None:
     assert messages.group_sizes(place, False) == [2, 3]
     assert messages.groups(place, 2, False) == [(0, 1), (3, 4)]
     assert messages.groups(place, 2, True) == [(0, 3), (1, 4), (2, 5)]
+
+
+def test_ranks_that_no_group_has_say_nothing_of_its_messages() -> None:
+    assert messages.mean_of_members([0.5, messages.LEFT_OVER_S, 0.25]) == 0.375
+    assert messages.mean_of_members([2.0, 2.0]) == 2.0  # of a size, which all say
+
+
+def test_what_is_timed_is_the_mean_of_calls_without_what_runs_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = watch.Place(rank=0, world=1, per_node=1, device=torch.device("cpu"))
+    alone, clock_s, calls = watch.Watch(place), [0.0], list[str]()
+    took_s = iter([5.0, 1.0, 1.0, 9.0, 1.0])  # the first call is not counted; one is held up
+    monkeypatch.setattr(alone, "now_s", lambda: clock_s[0])
+
+    def lasts(name: str, seconds: float) -> None:
+        calls.append(name)
+        clock_s[0] += seconds
+
+    mean_s = alone.seconds(lambda: lasts("call", next(took_s)), 4, lambda: lasts("work", 100.0))
+    assert mean_s == 3.0
+    assert calls == ["call", *["work", "call"] * 4]
