@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -75,6 +77,9 @@ CASES = (
     ("many weights", 1e9),
     ("many weights", 10e9),
 )
+ROUNDS, CLOSE = 3, 1.5
+"""Plans that may be the fastest run so often, in turn; those slower by such a factor once."""
+
 PROBE_BYTES = 1024
 """Of the messages that tell the machine's pace: over a slow link longer ones would take minutes."""
 
@@ -111,13 +116,29 @@ def run_case(folder: Folder, name: str, bits_per_s: float) -> dict[str, Any]:
     link_of(folder, bits_per_s)
     scene = SCENES[name]
     steps = 1 if bits_per_s <= SLOW else 5
-    found = {}
-    for label, text in PLANS.items():
-        plan = f"{text.format(m=scene.microbatch)},precision=fp32"
-        ranks = on_nodes(partial(run, scene.config, plan, scene.workload, steps, PROBE_BYTES))
-        pace = mean_pace([rank.pace for rank in ranks])
-        found[label] = {"step_s": step_s(ranks), "plan": plan, "pace": list(pace)}
-    return {"scene": name, "bits_per_s": bits_per_s, "plans": found}
+    plans = {k: f"{text.format(m=scene.microbatch)},precision=fp32" for k, text in PLANS.items()}
+    steps_s: dict[str, list[float]] = {label: [] for label in plans}
+    paces: dict[str, list[Pace]] = {label: [] for label in plans}
+    for _ in range(ROUNDS):
+        best_s = min((min(found) for found in steps_s.values() if found), default=math.inf)
+        for label, plan in plans.items():
+            if min(steps_s[label], default=0.0) <= CLOSE * best_s:
+                asked = scene.config, plan, scene.workload, steps, PROBE_BYTES
+                ranks = on_nodes(partial(run, *asked))
+                steps_s[label].append(step_s(ranks))
+                paces[label] += [rank.pace for rank in ranks]
+    return {
+        "scene": name,
+        "bits_per_s": bits_per_s,
+        "plans": {
+            label: {
+                "step_s": statistics.median(steps_s[label]),
+                "plan": plan,
+                "pace": list(mean_pace(paces[label])),
+            }
+            for label, plan in plans.items()
+        },
+    }
 
 
 def predicted(folder: Folder, case: Mapping[str, Any]) -> dict[str, float]:
