@@ -2,9 +2,10 @@
 
 Two network namespaces of this machine are two nodes of one rank each, joined by a link that is
 throttled to 10 Mbit/s ... 10 Gbit/s. For each speed and model, data parallelism, ZeRO-3, tensor and
-pipeline parallelism are predicted and then run. What the planner knows: a calibration of the ranks
-(`own_machine.py` makes it, in FOLDER), and the messages over the link as `triptych measure` takes
-them. Cases are kept in FOLDER; the next call goes on with those that are missing.
+pipeline parallelism are predicted and then run, those that may be the fastest three times in turn.
+What the planner knows: a calibration of the ranks (`own_machine.py` makes it, in FOLDER), and the
+messages over the link as `triptych measure` takes them. Cases are kept in FOLDER; the next call
+goes on with those that are missing.
 
     sudo python benchmarks/throttled_link.py FOLDER [--minutes 4] [--json]
 """
