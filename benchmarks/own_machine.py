@@ -46,6 +46,9 @@ from triptych.plan.short import parse_plan
 from triptych.units import GIB
 
 RANKS = 2
+PROBES = 5
+"""Of the pace, before and after a calibration: all predictions are relative to their median."""
+
 APART = 1.15
 """Only where the best two plans differ by so much is there something to choose."""
 
@@ -92,12 +95,14 @@ def calibrate(folder: Folder) -> None:
 def _calibrate(folder: Folder) -> None:
     rank = dist.get_rank()
     place = Place(rank=rank, world=RANKS, per_node=RANKS, device=_cpu())
-    before = pace(Watch(place))
+    watch = Watch(place)
+    paces = [pace(watch) for _ in range(PROBES)]
     order = Order(out=folder.cluster, dtypes=("fp32",), again=folder.cluster.exists())
     measure(order, RANKS, lambda text: None)
-    now = mean_pace([before, pace(Watch(place))])
+    paces += [pace(watch) for _ in range(PROBES)]
     if rank == 0:
-        folder.pace.write_text(json.dumps(now))
+        usual = [statistics.median(seconds) for seconds in zip(*paces, strict=True)]
+        folder.pace.write_text(json.dumps(usual))
 
 
 def _cpu() -> Any:
